@@ -33,11 +33,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
-from epsilons.training.clipping import engine
+from epsilons.clipping import engine
+from epsilons.draws.persons_rows import Draws, Persons
+from epsilons.draws.randomness import Randomness
 from epsilons.training.datasets import PhysicalBatch, data_source
-from epsilons.training.persons import Persons
-from epsilons.training.randomness import Randomness
-from epsilons.training.sampling import Draws
 
 LARGEST = 128
 #: What `Performance` chooses for the paper's MNIST network, with channels last.

@@ -22,8 +22,8 @@ import torch
 from models import TASKS, Task
 from torch.nn import functional as F
 
-from epsilons.training.clipping import engine
-from epsilons.training.persons import evenly
+from epsilons.clipping import engine
+from epsilons.draws.persons_rows import evenly
 
 DRAWS = 2_000
 FIXED = (16, 32, 64, 128, 256)

@@ -41,7 +41,7 @@ def mixed(rows: int, at_most: int) -> list[int]:
 
 def build(task: Task, which: str, sizes: Sequence[int] | None) -> Step:
     """One step on this task's records, in its physical batches. sizes: of the persons in each; None for records"""
-    from epsilons.training.clipping import engine
+    from epsilons.clipping import engine
 
     torch.manual_seed(0)
     model = task.model(False, 1)

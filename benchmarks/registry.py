@@ -34,11 +34,11 @@ import numpy as np
 from epsilons.accounting import rdp
 from epsilons.accounting.filter import ORDERS, home_orders, offsets
 from epsilons.errors import RegistryRefusedError
-from epsilons.registry import Registry, Roster, Table, chain
+from epsilons.registry import Registry, Roster, Table, databases
 from epsilons.registry.cohorts import ids_of, store_page
+from epsilons.registry.databases import PAGE, packed
 from epsilons.registry.people import _wishes
 from epsilons.registry.rosters import NO_PERSON, Rows
-from epsilons.registry.schema import PAGE, packed
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -382,9 +382,9 @@ def many_runs(at: Place, people: int, runs: int, clock: Clock) -> None:
             digest = hashlib.sha256(json.dumps([plan, roster.hexdigest(), "train", ""]).encode()).hexdigest()
             row = (run, "settled", "train", "", digest, plan, f"[{charged[i]}]", KEY, LINE, LINE)
             database.run("insert into run values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", *row)
-            chain.add(database, "reserve", run=run, digest=digest, what="train", project="")
-            chain.add(database, "begin", run=run, key=KEY, previous=None, ledger=LINE)
-            chain.add(database, "settle", run=run, charged=[charged[i]], ledger=LINE, key=KEY)
+            databases.add(database, "reserve", run=run, digest=digest, what="train", project="")
+            databases.add(database, "begin", run=run, key=KEY, previous=None, ledger=LINE)
+            databases.add(database, "settle", run=run, charged=[charged[i]], ledger=LINE, key=KEY)
 
     database.transaction(write)
     registry.close()

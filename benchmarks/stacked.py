@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.training.models import build
-from epsilons.training.randomness import Randomness
-from epsilons.training.stacked import train_stacked
+from epsilons.auditing.stacked import train_stacked
+from epsilons.draws.randomness import Randomness
+from epsilons.models import build
 
 EPSILONS = {10.0: 0.5, 20.0: 0.5}
 

@@ -91,7 +91,7 @@ def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, which: str) -> Step:
-    from epsilons.training.clipping import engine
+    from epsilons.clipping import engine
 
     parameters = list(model.parameters())
     made = engine(which)

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any, get_args
 
-from epsilons.cli.config import Config
+from epsilons.configs.config import Config
 
 
 def config_page() -> str:

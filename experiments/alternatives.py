@@ -18,7 +18,7 @@ from scipy.stats import binom
 
 from epsilons import Budgets, SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, noise_for, pld, rate_for
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 from .comparing import runs_of
 from .results import Line

@@ -27,8 +27,8 @@ from torch import Tensor
 from epsilons import Budgets, Plan, Recipe, audit
 from epsilons import plan as make_plan
 from epsilons.auditing import AuditResult
-from epsilons.training.clipping.ghost import ghost
-from epsilons.training.randomness import Randomness
+from epsilons.clipping.ghost import ghost
+from epsilons.draws.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 RECORDS, STEPS = 50_000, 1_470

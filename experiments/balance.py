@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 from .classes import CLASSES, accuracies
 from .comparing import Expected, runs_of

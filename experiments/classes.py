@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 from .results import Line
 from .settings import Table

@@ -17,7 +17,7 @@ from torch import nn
 
 from epsilons import Budgets, Plan, Recipe, fit, plan
 from epsilons.cli.demo import SHARES, Digits
-from epsilons.training.randomness import key_from_seed
+from epsilons.draws.randomness import key_from_seed
 
 FIRST_SEED = 100
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import epsilons
 from epsilons import Budgets
 from epsilons.data import Arrays
+from epsilons.draws.randomness import key_from_seed
 from epsilons.planning.plan_numbers import CURVE_POINTS
-from epsilons.training.randomness import key_from_seed
 
 from .settings import RECORDS, Settings
 from .training import GPU_BATCH, budgets_of, network, on_gpu, plan_of

@@ -17,15 +17,14 @@ from torch import Tensor
 
 import epsilons
 from epsilons import Budgets, Performance, Plan
-from epsilons.auditing.membership.blocks import ShadowSetting
 from epsilons.auditing.membership.folder import BlockFiles
-from epsilons.auditing.membership.shadows import train_shadows
+from epsilons.auditing.membership.shadows import ShadowSetting, train_shadows
+from epsilons.auditing.stacked import unstackable
+from epsilons.core.files import close_folder
 from epsilons.data.images import CIFAR10, MNIST
-from epsilons.files import close_folder
+from epsilons.models import build
 from epsilons.training.features import FEATURES
-from epsilons.training.models import build
-from epsilons.training.optimizers import optimizer_maker
-from epsilons.training.stacked import unstackable
+from epsilons.training.fitting.losses import optimizer_maker
 
 from . import training
 from .membership_values import attacked

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from epsilons.auditing.membership.statistics import Estimate, over_targets
+from epsilons.auditing.membership.outcomes import Estimate, over_targets
 
 from .results import Line
 from .settings import Cell, MembershipSettings, Table

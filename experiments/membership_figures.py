@@ -12,7 +12,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from epsilons.auditing.membership.intervals import RATES
+from epsilons.auditing.membership.outcomes import RATES
 
 from .figures import STYLE
 from .membership_claims import is_membership, run_of

@@ -11,11 +11,10 @@ from scipy import stats
 from epsilons import Budgets, Plan
 from epsilons.auditing.membership import ATTACKS
 from epsilons.auditing.membership.analysis import analyse
-from epsilons.auditing.membership.intervals import roc
-from epsilons.auditing.membership.outcomes import FoundAt
+from epsilons.auditing.membership.outcomes import FoundAt, roc
 from epsilons.auditing.membership.result import MembershipResult
 from epsilons.auditing.membership.signals import Signals
-from epsilons.mechanism import IntArray
+from epsilons.core.mechanism import IntArray
 
 from .settings import MembershipSettings
 

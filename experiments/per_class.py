@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 from .classes import BASELINE, CLASSES, cell_name, changes, others, own
 from .comparing import Expected, runs_of, value

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import epsilons
-from epsilons.cli.config_training import TrainingSection
+from epsilons.configs.config_training import TrainingSection
 from epsilons.errors import InputError
 
 HERE = Path(__file__).resolve().parent
@@ -35,8 +35,8 @@ class Settings(_Frozen):
     """The settings of one run, without its seed.
 
     kind         one of cells.KINDS
-    model        a name in epsilons.training.models.MODELS
-    convention   what an epoch is: "paper" or "authors-code" (epsilons.cli.config.TrainingSection)
+    model        a name in epsilons.models.MODELS
+    convention   what an epoch is: "paper" or "authors-code" (epsilons.configs.config.TrainingSection)
     shares       epsilon -> share of the records, assigned at random for every seed
     uniform      [low, high, groups]: in place of shares, this number of epsilons, uniform in [low, high]; each record
                  gets one at random
@@ -148,9 +148,9 @@ class FeatureSettings(Settings):
 class TextSettings(FeatureSettings):
     """The settings of one run on records of text: `dataset` is a name in texts.TEXT_SETS.
 
-    features       a name in FEATURES, or "tokens", with the options of epsilons.data.text.Tokens
+    features       a name in FEATURES, or "tokens", with the options of epsilons.data.texts.Tokens
     model_options  options of the model
-    optimizer      a name in epsilons.training.optimizers.OPTIMIZERS
+    optimizer      a name in epsilons.training.fitting.losses.OPTIMIZERS
     weights        of features "encoder": file -> SHA-256 of the encoder's files, which no run may differ from
     """
 

@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from epsilons.core.mechanism import IntArray
 from epsilons.data import Arrays
-from epsilons.data.text import Tokens, token_ids
+from epsilons.data.texts import Tokens, token_ids
 from epsilons.errors import DataError, InputError, named
-from epsilons.mechanism import IntArray
 from epsilons.tabular import read_table
 from epsilons.training.features import FEATURES
-from epsilons.training.features.fixed import fixed
-from epsilons.training.features.kinds import COMPARE
+from epsilons.training.features.fixed import COMPARE, fixed
 
 from .comparing import runs_of
 from .results import Line

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 
 import epsilons
 from epsilons import Budgets, EvalData, Performance, Plan, Private
+from epsilons.core.mechanism import IntArray
 from epsilons.data import Arrays
+from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import InputError
-from epsilons.mechanism import IntArray
+from epsilons.models import build
 from epsilons.training.features import FEATURES
-from epsilons.training.models import build
 from epsilons.training.performance import use_allocator
-from epsilons.training.randomness import key_from_seed
 
 from .results import Line, append, is_complete
 from .settings import FeatureSettings, Settings, TextSettings

@@ -22,12 +22,12 @@ import torch
 
 import epsilons
 from epsilons import Budgets, EvalData, Plan
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import Prepared, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import Prepared, prepare
+from epsilons.core.mechanism import IntArray
+from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import InputError
-from epsilons.mechanism import IntArray
-from epsilons.training.models import build
-from epsilons.training.randomness import key_from_seed
+from epsilons.models import build
 
 from .settings import VisitSettings
 from .strategies import STRATEGIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from epsilons import Phase, Plan
-from epsilons.mechanism import Groups
+from epsilons.core.mechanism import Groups
 from epsilons.planning.plan_numbers import ROSTER
 
 

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from epsilons import release_folder
-from epsilons.account import line_hash
+from epsilons.ledger.ledger.account import line_hash
+
+from epsilons.ledger.ledger import model_file
 from epsilons.planning.plan_file import digest_of
 from program import Outcome, epsilons
 
@@ -361,5 +362,5 @@ def hostile_copy(genuine: Path, parent: Path, name: str) -> Path:
 
 def seal(folder: Path) -> None:
     """Write fitting checksums for a release."""
-    (folder / release_folder.SUMS).unlink(missing_ok=True)
-    release_folder.write_sums(folder)
+    (folder / model_file.SUMS).unlink(missing_ok=True)
+    model_file.write_sums(folder)

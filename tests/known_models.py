@@ -100,7 +100,7 @@ class _Listener(logging.Handler):
 
 def try_out(known: Known) -> Outcome:
     """Train two steps: what was mended, or why it was refused, what clipped it, and whether the engine loop agrees."""
-    listener, log = _Listener(), logging.getLogger("epsilons.training.clipping")
+    listener, log = _Listener(), logging.getLogger("epsilons.clipping")
     log.addHandler(listener)
     try:
         how, detail, sums = _trained_or_mended(known)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from epsilons.accounting import ACCOUNTANTS
+from epsilons.clipping import ENGINES
 from epsilons.planning import STRATEGIES
-from epsilons.training.clipping import ENGINES
 from pages import ROOT, blocks, run_python
 
 PAGE = ROOT / "docs" / "extending.md"

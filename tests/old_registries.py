@@ -7,8 +7,7 @@ import json
 import numpy as np
 
 from epsilons.registry import Registry
-from epsilons.registry.chain import BEGINNING, _hash
-from epsilons.registry.databases import database
+from epsilons.registry.databases import BEGINNING, _hash, database
 from registries import LAST_LINE, OTHER_KEY, begin, reserve, settle, table
 
 IDS = [f"p{i}" for i in range(40)]

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 
 from epsilons.accounting.filter import ORDERS
+from epsilons.core.mechanism import IntArray
 from epsilons.errors import RegistryError
-from epsilons.mechanism import IntArray
-from epsilons.registry import Table, chain
-from epsilons.registry.amounts import caps
+from epsilons.registry import Table, databases
 from epsilons.registry.cohorts import EMPTY, known, page_of
-from epsilons.registry.databases import Database
+from epsilons.registry.databases import PAGE, Database, unpacked
 from epsilons.registry.people import WITHDRAWN
-from epsilons.registry.rosters import NO_PERSON, Pages, Rows, digest
+from epsilons.registry.rosters import NO_PERSON, Pages, Rows, caps, digest
 from epsilons.registry.runs import ENDED, StoredRoster, StoredRun
-from epsilons.registry.schema import PAGE, unpacked
 
 #: Events by which people state something.
 STATEMENTS = ("enrol", "change", "withdraw")
@@ -75,15 +73,15 @@ def verify(database: Database) -> Verdict:
 
 def checked(database: Database) -> Iterator[dict[str, Any]]:
     """All events, from the first. Raises RegistryError where one was changed, removed or added."""
-    last, count = chain.BEGINNING, 0
+    last, count = databases.BEGINNING, 0
     for number, previous, stored, body in database.run(
         "select number, previous, hash, body from event order by number"
     ):
-        if number != count + 1 or previous != last or stored != chain._hash(last, body):
+        if number != count + 1 or previous != last or stored != databases._hash(last, body):
             raise RegistryError(f"The registry was altered: event {count + 1:,} is not what was written.")
         last, count = stored, number
         yield json.loads(body)
-    if chain.head(database) != (count, last):
+    if databases.head(database) != (count, last):
         raise RegistryError("The registry was altered: its last events are missing.")
 
 

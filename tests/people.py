@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import epsilons
 from by_hand import a_phase
-from epsilons.training.randomness import COIN_BITS, Randomness, key_from_seed
+from epsilons.draws.randomness import COIN_BITS, Randomness, key_from_seed
 from sums import OVERSTATED
 
 FEATURES, CLASSES = 5, 3

@@ -13,7 +13,7 @@ import pytest
 from epsilons.accounting import filter as filter_
 from epsilons.accounting import rdp
 from epsilons.registry import Roster, Table
-from epsilons.registry.amounts import MOST, UNIT
+from epsilons.registry.rosters import MOST, UNIT
 
 #: The last of the 16 sums becomes 0.
 ZEROED = {

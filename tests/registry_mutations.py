@@ -42,7 +42,7 @@ import numpy as np
 
 import registry_twin as twin
 from epsilons.errors import EpsilonsError
-from epsilons.registry import Registry, Roster, Table, exports
+from epsilons.registry import Registry, Roster, Table, evidence
 from epsilons.registry.requests import roles_script
 from registry_forging import Draft, Event, copied, old_registry, packed, sha, some_hash
 from registry_twin import Tables
@@ -1420,9 +1420,9 @@ def examined(url: str, pepper: Path, earlier: dict[str, Any]) -> dict[str, str]:
         return {"verify": f"TRACEBACK {type(error).__name__}: {str(error)[:200]}"}
     try:
         call("verify", verify)
-        call("compare", lambda: exports.compare(registry, earlier))
+        call("compare", lambda: evidence.compare(registry, earlier))
         call("show", registry.summary and (lambda: registry.summary() and None))
-        call("export", lambda: exports.export(registry) and None)
+        call("export", lambda: evidence.export(registry) and None)
     finally:
         registry.close()
     return found
@@ -1509,7 +1509,7 @@ class OnSqlite:
             path.unlink()
         rng = random.Random(10**9 + seed)
         with genuine(f"sqlite:///{self.base}", self.pepper, rng, self._connect, crowd) as registry:
-            self.earlier = exports.export(registry)
+            self.earlier = evidence.export(registry)
             verdict = registry.verify()
             assert verdict.is_right, f"the genuine history {seed} is not right: {verdict}"
         with contextlib.closing(sqlite3.connect(self.base)) as connection:
@@ -1605,7 +1605,7 @@ class OnPostgres:
         self.schema = url.rpartition("%3D")[2]
         rng = random.Random(10**9 + seed)
         with genuine(url, self.pepper, rng, lambda: psycopg.connect(url, autocommit=True)) as registry:
-            self.earlier = exports.export(registry)
+            self.earlier = evidence.export(registry)
             verdict = registry.verify()
             assert verdict.is_right, f"the genuine history {seed} is not right: {verdict}"
             self.url = url

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-FRESH_KEYS = "epsilons.training.randomness"
+FRESH_KEYS = "epsilons.draws.randomness"
 
 
 def begin(name: str) -> None:

@@ -12,9 +12,8 @@ from torch import nn
 
 import epsilons
 from epsilons.auditing import membership
-from epsilons.auditing.membership.blocks import ShadowSetting
-from epsilons.auditing.membership.shadows import shadow_plan
-from epsilons.training.optimizers import optimizer_maker
+from epsilons.auditing.membership.shadows import ShadowSetting, shadow_plan
+from epsilons.training.fitting.losses import optimizer_maker
 
 RECORDS, FEATURES, CLASSES = 80, 5, 3
 

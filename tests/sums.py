@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping import ENGINES, Engine
+from epsilons.clipping import ENGINES, Engine
 from zoo import ZOO, Case, build, clip_norms
 from zoo_more import MORE
 

@@ -16,10 +16,9 @@ from scipy import fft, special
 
 import oracles
 from epsilons import SampledGaussian
-from epsilons.accounting import composing, histories, noise_for, one_step, pld, rate_for, rdp
-from epsilons.accounting.losses import Losses, coarsened
+from epsilons.accounting import noise_for, pld, rate_for, rdp
+from epsilons.accounting.pld import Losses, Recent, coarsened
 from epsilons.accounting.profile import Profile
-from epsilons.accounting.recent import Recent
 from shares import examples
 
 #: Asked for 42 GiB before memory was bounded.
@@ -71,15 +70,15 @@ def finer_grid(mechanism: SampledGaussian, delta: float, grid: float) -> float:
     It shares one step's probabilities with the library, which a test below holds to fifty digits. The window is twice
     as wide as it must be, and epsilon is found by bisection of the divergence's definition.
     """
-    return max(_read_slowly(one, mechanism.steps, delta) for one in one_step.both_directions(mechanism, grid))
+    return max(_read_slowly(one, mechanism.steps, delta) for one in pld.losses_of_step(mechanism, grid))
 
 
 def _read_slowly(one: Losses, steps: int, delta: float) -> float:
-    first, last = composing.window(one.probability, steps, wide_search=True)
+    first, last = pld.window(one.probability, steps, wide_search=True)
     width = last - first + 1
     first = max(0, first - width // 2)
     length = fft.next_fast_len(max(2 * width, len(one.probability)), real=True)
-    power = fft.irfft(composing.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
+    power = fft.irfft(pld.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
     loss = one.spacing * (one.lowest * steps + first + np.arange(length, dtype=np.longdouble))
     probability, loss = np.roll(power, -(first % length))[loss > 0], loss[loss > 0]
 
@@ -103,7 +102,7 @@ def check_case(case: Case, measure: dict[str, float], points: float) -> None:
     assert math.isfinite(ours), case
     assert ours <= pld.epsilon([SampledGaussian(*case[:2], math.ceil(1.1 * case[2]))], delta) * (1 + 1e-6), case
     if is_affordable(case, points):
-        finer = finer_grid(mechanism, delta, one_step.fitted_grid(mechanism) / 2)
+        finer = finer_grid(mechanism, delta, pld.fitted_grid(mechanism) / 2)
         assert ours >= min(finer, by_rdp) * (1 - 1e-9), case
 
 
@@ -134,7 +133,7 @@ def test_noise_is_calibrated_within_two_gib_where_it_was_killed_at_19():
 @pytest.fixture(params=[2**12, 2**15])
 def few_points(monkeypatch, request):
     """Grids of at most this many points, so that ordinary histories meet the bound."""
-    monkeypatch.setattr(composing, "MOST_POINTS", request.param)
+    monkeypatch.setattr(pld, "MOST_POINTS", request.param)
     pld._composed.cache_clear()
     pld._one.cache_clear()
     yield request.param
@@ -172,7 +171,7 @@ def test_epsilon_rises_with_steps_rate_and_less_noise_across_the_bound(few_point
     jitter = 1e-3 if few_points == 2**15 else 0.1  # a grid that is thirty times as wide costs that much
     assert all(more >= less * (1 - jitter) for less, more in pairwise(epsilons))
     if few_points == 2**15:
-        coarse = [pld.both_directions([m])[0].spacing > one_step.fitted_grid(m) for m in mechanisms]
+        coarse = [pld.both_directions([m])[0].spacing > pld.fitted_grid(m) for m in mechanisms]
         assert set(coarse) == {True, False}
 
 
@@ -207,7 +206,7 @@ def test_large_deltas_of_long_histories_are_not_below_the_exact_gaussian_s(sigma
 def test_neither_rounding_nor_a_wide_window_raises_a_long_history_s_epsilon(q, sigma, steps, at_most):
     mechanism = SampledGaussian(q, sigma, steps)
     removing, adding = pld.both_directions([mechanism])
-    assert removing.spacing == adding.spacing == one_step.fitted_grid(mechanism)
+    assert removing.spacing == adding.spacing == pld.fitted_grid(mechanism)
     assert adding.epsilons(np.array([1e-5])) <= removing.epsilons(np.array([1e-5]))
     assert pld.epsilon([mechanism], 1e-5) <= at_most
 
@@ -257,7 +256,7 @@ def test_a_smaller_bound_on_points_gives_fewer_points_and_a_larger_epsilon(few_p
     assert max(len(losses.probability) for losses in directions) <= few_points
     bounded = max(float(losses.epsilons(np.array([1e-5]))[0]) for losses in directions)
     monkeypatch.undo()
-    finest = pld.both_directions(parts, grid=min(map(one_step.fitted_grid, parts)) / 2)
+    finest = pld.both_directions(parts, grid=min(map(pld.fitted_grid, parts)) / 2)
     finer = max(float(losses.epsilons(np.array([1e-5]))[0]) for losses in finest)
     assert finer * (1 - 1e-8) <= bounded <= finer * 1.5
 
@@ -265,10 +264,10 @@ def test_a_smaller_bound_on_points_gives_fewer_points_and_a_larger_epsilon(few_p
 def test_where_both_fit_the_bounded_composition_agrees_with_the_plain_one():
     for row in ((0.02, 1.1, 1465), (0.5, 3.0, 100), (1.0, 20.0, 50), (0.01, 0.8, 500), (0.05, 0.5, 300)):
         history = (SampledGaussian(*row),)
-        spacing = one_step.fitted_grid(history[0])
+        spacing = pld.fitted_grid(history[0])
         for direction in (0, 1):
-            plain = histories._as_asked(history, spacing, direction)
-            bounded = histories._bounded(history, spacing, direction)
+            plain = pld._as_asked(history, spacing, direction)
+            bounded = pld._bounded(history, spacing, direction)
             deltas = np.array([1e-8, 1e-5, 1e-2])
             np.testing.assert_allclose(bounded.epsilons(deltas), plain.epsilons(deltas), rtol=1e-6)
 
@@ -280,9 +279,9 @@ def test_where_both_fit_the_bounded_composition_agrees_with_the_plain_one():
 )
 def test_the_directions_without_rounding_are_those_computed_alone(q, sigma):
     one = SampledGaussian(q, sigma, 1)
-    grid = max(one_step.fitted_grid(one), 1e-5)
+    grid = max(pld.fitted_grid(one), 1e-5)
     for alone, paired in zip(
-        (one_step.removing(one, grid), one_step.adding(one, grid)), one_step.both_directions(one, grid), strict=True
+        (pld.removing(one, grid), pld.adding(one, grid)), pld.losses_of_step(one, grid), strict=True
     ):
         assert paired.probability.sum() + paired.infinite == pytest.approx(1.0, abs=1e-14)
         epsilons = grid * np.arange(-20, 21)
@@ -293,7 +292,7 @@ def test_the_directions_without_rounding_are_those_computed_alone(q, sigma):
     ("q", "sigma", "grid"), [(1e-5, 0.9, 2e-3), (0.5, 50.0, 5e-4), (1.0, 3.0, 0.05), (0.99, 1.0, 0.1)]
 )
 def test_the_paired_probabilities_are_those_of_fifty_digits(q, sigma, grid):
-    removing, adding = one_step.both_directions(SampledGaussian(q, sigma, 1), grid)
+    removing, adding = pld.losses_of_step(SampledGaussian(q, sigma, 1), grid)
     exact, infinite = oracles.connected_dots(q, sigma, grid, removing.lowest, len(removing.probability))
     np.testing.assert_allclose(removing.probability, exact, rtol=0, atol=1e-12)
     assert infinite <= removing.infinite * (1 + 1e-9) + 1e-30
@@ -309,14 +308,14 @@ def test_the_paired_probabilities_are_those_of_fifty_digits(q, sigma, grid):
 @pytest.mark.parametrize(("q", "sigma", "steps"), [HUGE, (1e-3, 30.0, 10**6), (0.01, 0.8, 30_000)])
 def test_a_widely_searched_window_is_left_with_a_probability_below_the_cut(q, sigma, steps):
     mechanism = SampledGaussian(q, sigma, steps)
-    for one in one_step.both_directions(mechanism, 16 * one_step.fitted_grid(mechanism)):
-        first, last = composing.window(one.probability, steps, wide_search=True)
-        near = composing.window(one.probability, steps)
+    for one in pld.losses_of_step(mechanism, 16 * pld.fitted_grid(mechanism)):
+        first, last = pld.window(one.probability, steps, wide_search=True)
+        near = pld.window(one.probability, steps)
         assert last - first <= (near[1] - near[0]) * 1.2
         width = last - first
         start = max(0, first - width)
         length = fft.next_fast_len(max(4 * width, len(one.probability)), real=True)
-        power = fft.irfft(composing.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
+        power = fft.irfft(pld.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
         wide = np.roll(power, -(start % length))
         outside = wide[: first - start].sum() + wide[last + 1 - start :].sum()
         assert outside <= 1e-15 + steps * 1e-18  # the second is the rounding of 80 bits
@@ -325,11 +324,11 @@ def test_a_widely_searched_window_is_left_with_a_probability_below_the_cut(q, si
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(1e-3, 100.0, 10**6), (1e-6, 2.3, 10**8), (1e-3, 0.6, 10**5)])
 def test_on_long_histories_rounding_stays_within_the_slack(q, sigma, steps):
     mechanism = SampledGaussian(q, sigma, steps)
-    for one in one_step.both_directions(mechanism, one_step.fitted_grid(mechanism)):
-        first, last = composing.window(one.probability, steps, wide_search=True)
-        composed = composing.self_composed(one, steps, (first, last))
+    for one in pld.losses_of_step(mechanism, pld.fitted_grid(mechanism)):
+        first, last = pld.window(one.probability, steps, wide_search=True)
+        composed = pld.self_composed(one, steps, (first, last))
         length = fft.next_fast_len(max(last - first + 1, len(one.probability)), real=True)
-        power = fft.irfft(composing.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
+        power = fft.irfft(pld.raised(fft.rfft(one.probability.astype(np.longdouble), length), steps), length)
         exact = np.roll(power, -(first % length))[: last - first + 1]
         tails = [np.cumsum(p[::-1])[::-1] for p in (exact, composed.probability)]
         assert float((tails[0] - tails[1])[tails[0] < 0.1].max()) < pld.slack([mechanism])

@@ -12,10 +12,10 @@ from scipy import fft
 
 import oracles
 from epsilons import SampledGaussian
-from epsilons.accounting import composing, one_step, pld
-from epsilons.accounting.losses import Losses
+from epsilons.accounting import pld
+from epsilons.accounting.pld import Losses
+from epsilons.core.mechanism import SMALLEST_DELTA
 from epsilons.errors import BudgetError
-from epsilons.mechanism import SMALLEST_DELTA
 from shares import examples, share
 
 #: Where calibration grids differ, epsilon jitters by this much.
@@ -49,11 +49,11 @@ def test_at_the_recorded_grid_the_golden_values_come_out(golden):
 )
 def test_one_step_s_probabilities_are_those_of_fifty_digits(q, sigma, steps, grid):
     # dp-accounting loses up to 5e-10 of each here, which adds 7.8e-6 to epsilon after 100,000 steps.
-    one = one_step.removing(SampledGaussian(q, sigma, steps), grid)
+    one = pld.removing(SampledGaussian(q, sigma, steps), grid)
     exact, infinite = oracles.connected_dots(q, sigma, grid, one.lowest, len(one.probability))
     np.testing.assert_allclose(one.probability, exact, rtol=0, atol=1e-13)
     assert infinite <= one.infinite * (1 + 1e-9) + 1e-30
-    composed = composing.self_composed(Losses(grid, one.lowest, exact, infinite), steps).epsilons(
+    composed = pld.self_composed(Losses(grid, one.lowest, exact, infinite), steps).epsilons(
         np.array([1e-5 - pld.slack([SampledGaussian(q, sigma, steps)])])
     )
     assert pld.epsilon([SampledGaussian(q, sigma, steps)], 1e-5, grid) == pytest.approx(composed[0], rel=1e-8)
@@ -67,7 +67,7 @@ def test_one_step_s_probabilities_are_those_of_fifty_digits(q, sigma, steps, gri
 )
 def test_epsilon_and_delta_are_those_of_dp_accounting_on_the_same_grid(q, sigma, steps):
     one = SampledGaussian(q, sigma, steps)
-    grid = 4 * one_step.fitted_grid(one)
+    grid = 4 * pld.fitted_grid(one)
     twin = oracles.dp_accounting_pld(q, sigma, steps, grid)
     deltas = np.array([1e-8, 1e-5, 1e-2])
     theirs = [twin.get_epsilon_for_delta(delta - pld.slack([one])) for delta in deltas]
@@ -90,8 +90,8 @@ def test_several_deltas_at_once_are_the_same_one_by_one():
 @pytest.mark.parametrize("steps", [7, 1000, 30_000])
 def test_losses_outside_a_window_are_less_likely_than_what_counts_as_infinite(steps):
     # Slow twin: no window at all, or, where that is too long, one four times as wide.
-    one = one_step.adding(SampledGaussian(0.01, 0.8, steps), 0.01)
-    first, last = composing.window(one.probability, steps)
+    one = pld.adding(SampledGaussian(0.01, 0.8, steps), 0.01)
+    first, last = pld.window(one.probability, steps)
     width = last - first
     length = min((len(one.probability) - 1) * steps + 1, 4 * width + len(one.probability))
     start = max(0, first - width)
@@ -231,12 +231,12 @@ def test_at_the_edges_it_stays_an_upper_bound_on_one_step_and_finite_or_inf(q, s
 def test_what_rounding_takes_off_a_tail_stays_within_the_slack(q, sigma, steps):
     """Against the same transforms in 80-bit arithmetic."""
     one = SampledGaussian(q, sigma, steps)
-    for discretise in (one_step.removing, one_step.adding):
-        losses = discretise(one, one_step.fitted_grid(one))
-        composed = composing.self_composed(losses, steps)
-        start, end = composing.window(losses.probability, steps)
+    for discretise in (pld.removing, pld.adding):
+        losses = discretise(one, pld.fitted_grid(one))
+        composed = pld.self_composed(losses, steps)
+        start, end = pld.window(losses.probability, steps)
         length = fft.next_fast_len(max(end - start + 1, len(losses.probability)), real=True)
-        power = fft.irfft(composing.raised(fft.rfft(losses.probability.astype(np.longdouble), length), steps), length)
+        power = fft.irfft(pld.raised(fft.rfft(losses.probability.astype(np.longdouble), length), steps), length)
         exact = np.roll(power, -(start % length))[: end - start + 1]
         tails = [np.cumsum(p[::-1])[::-1] for p in (exact, composed.probability)]
         assert float((tails[0] - tails[1])[tails[0] < 0.1].max()) < pld.slack([one]) / 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping import products
-from epsilons.training.clipping.ghost import activation_products
-from epsilons.training.clipping.ghost.activation_products import fast_products
-from epsilons.training.clipping.ghost.graph import trace
+from epsilons.clipping import summing
+from epsilons.clipping.ghost import outer_products
+from epsilons.clipping.ghost.graph import trace
+from epsilons.clipping.ghost.outer_products import fast_products
 from functional import Model
 from sums import CLOSE, away, length, sums_of
 
@@ -68,16 +68,16 @@ def made(name: str, records: int) -> tuple[nn.Module, Tensor]:
 @pytest.fixture
 def counted(monkeypatch):
     """A list of the products that oneDNN computes; skips where it is not there."""
-    if not products.has_inner_product(torch.zeros(1)):
+    if not summing.has_inner_product(torch.zeros(1)):
         pytest.skip("torch was built without oneDNN, or for another processor")
     seen: list[tuple[int, int]] = []
 
     def product(left: Tensor, right: Tensor) -> Tensor:
         seen.append((len(left), len(right)))
-        return products.product(left, right)
+        return summing.product(left, right)
 
-    monkeypatch.setattr(activation_products, "product", product)
-    monkeypatch.setattr(activation_products, "ENOUGH", 1)
+    monkeypatch.setattr(outer_products, "product", product)
+    monkeypatch.setattr(outer_products, "ENOUGH", 1)
     return seen
 
 
@@ -100,7 +100,7 @@ def multiplied_by(model: nn.Module, x: Tensor) -> bool:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernel_does_not_depend_on_the_number_of_records(name, counted, monkeypatch):
     for enough in (1, 500, 5_000, 20_000, 10**6):
-        monkeypatch.setattr(activation_products, "ENOUGH", enough)
+        monkeypatch.setattr(outer_products, "ENOUGH", enough)
         assert len({multiplied_by(*made(name, records)) for records in (2, 3, 17, 256)}) == 1
 
 
@@ -108,7 +108,7 @@ def test_the_kernel_does_not_depend_on_the_number_of_records(name, counted, monk
 def test_a_rows_product_does_not_depend_on_the_number_of_rows(shape, counted):
     torch.manual_seed(0)
     weight, rows = torch.randn(shape), torch.randn(300, shape[0])
-    with activation_products._ByOneDnn():
+    with outer_products._ByOneDnn():
         every = rows @ weight
         for count in (1, 2, 5, 16, 63, 64, 299):
             assert torch.equal(rows[:count] @ weight, every[:count])
@@ -120,7 +120,7 @@ def test_a_rows_product_does_not_depend_on_the_number_of_rows(shape, counted):
 def test_what_is_not_a_product_of_32_bit_matrices_is_left_to_torch(counted):
     left, right = torch.randn(6, 5), torch.randn(5, 4)
     empty = torch.randn(0, 5)
-    with activation_products._ByOneDnn():
+    with outer_products._ByOneDnn():
         results = [
             left.double() @ right.double(),
             empty @ right,
@@ -135,6 +135,6 @@ def test_what_is_not_a_product_of_32_bit_matrices_is_left_to_torch(counted):
 
 def test_where_onednn_is_missing_or_little_is_multiplied_nothing_is_replaced(monkeypatch):
     assert not multiplied_by(*made("over time", 64))
-    monkeypatch.setattr(activation_products, "ENOUGH", 1)
-    monkeypatch.setattr(products, "INNER_PRODUCT", None)
+    monkeypatch.setattr(outer_products, "ENOUGH", 1)
+    monkeypatch.setattr(summing, "INNER_PRODUCT", None)
     assert not multiplied_by(*made("over time", 64))

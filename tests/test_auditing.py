@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 
 import epsilons
 from epsilons import auditing
-from epsilons.auditing.reestimate import FEWEST_PAIRS, correlation_p_value, reestimate
+from epsilons.auditing.recorder import FEWEST_PAIRS, correlation_p_value, reestimate
 from epsilons.cli import app
+from epsilons.clipping import loop, vmap
+from epsilons.clipping.engine import clip_factors
+from epsilons.clipping.ghost import ghost as ghost_engine
+from epsilons.draws import persons_rows
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError
 from epsilons.training import private as private_module
-from epsilons.training import sampling
-from epsilons.training.clipping import loop, vmap
-from epsilons.training.clipping.engine import clip_factors
-from epsilons.training.clipping.ghost import ghost as ghost_engine
-from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 STEPS, RATE = 40, 0.05
@@ -93,13 +93,13 @@ def clip_norm_times(factor: float, group: int) -> Plant:
 
 
 def rate_of_one_group_too_high(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
-    true = sampling.thresholds
-    patch.setattr(sampling, "thresholds", lambda rates: true(np.asarray(rates) * np.array([1, 4 / 3, 1])))
+    true = persons_rows.thresholds
+    patch.setattr(persons_rows, "thresholds", lambda rates: true(np.asarray(rates) * np.array([1, 4 / 3, 1])))
 
 
 def same_draw_in_every_step(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
-    true = sampling.Draws.at
-    patch.setattr(sampling.Draws, "at", lambda self, phase, step: true(self, phase, 0))
+    true = persons_rows.Draws.at
+    patch.setattr(persons_rows.Draws, "at", lambda self, phase, step: true(self, phase, 0))
 
 
 def sum_applied_twice(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:

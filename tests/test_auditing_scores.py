@@ -16,8 +16,8 @@ from scipy.stats import binom, norm
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
 from epsilons.accounting.profile import FINE_GRID, Profile
-from epsilons.auditing import bounds, hypothesis_tests
-from epsilons.auditing.scores import CanaryScores, log_likelihood_ratio, planned_moments
+from epsilons.auditing import bounds
+from epsilons.auditing.bounds import CanaryScores, log_likelihood_ratio, planned_moments
 from oracles import one_step_divergence
 
 RATES = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.9])
@@ -48,7 +48,7 @@ def certified(history) -> float:
 
 def p_value_of(scores: CanaryScores, history=HISTORY) -> float:
     """The p-value of all tests together, after Bonferroni."""
-    tests = hypothesis_tests.run_tests(scores, 0, history, certified(history), DELTA)
+    tests = bounds.run_tests(scores, 0, history, certified(history), DELTA)
     return min(1.0, len(tests) * min(test.p_value for test in tests))
 
 
@@ -139,12 +139,12 @@ def test_a_record_that_is_never_drawn_gives_nothing_away():
 def test_a_threshold_test_takes_the_maximum_over_the_false_alarm_rate():
     """It must reach the maximum of a fine search, and hardly exceed it."""
     allowed = Profile(HISTORY, FINE_GRID)
-    rates, power = np.linspace(0, 1, 20_001), allowed.power(hypothesis_tests.ALARM_RATES[1:])
+    rates, power = np.linspace(0, 1, 20_001), allowed.power(bounds.ALARM_RATES[1:])
     for hits, alarms in ((330, 200), (300, 250), (500, 0), (250, 250), (20, 2), (0, 0), (500, 500)):
         product = binom.sf(hits - 1, 500, allowed.power(rates)) * binom.cdf(alarms, 500, rates)
         worst = product.max()
         fine = min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
-        p_value = hypothesis_tests.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, power)
+        p_value = bounds.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, power)
         assert fine <= p_value * (1 + 1e-9)
         assert fine == 0 or math.log(p_value) <= 0.995 * math.log(fine) + 0.25
 
@@ -155,13 +155,13 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs, m
     most, least = binom.isf(1e-4, runs, 0.05), binom.ppf(1e-4, runs, 0.05)
     rng = np.random.default_rng(4)
     allowed, cached = Profile(HISTORY, FINE_GRID), functools.cache(bounds.fdp_p_value)
-    power = allowed.power(hypothesis_tests.ALARM_RATES[1:])
+    power = allowed.power(bounds.ALARM_RATES[1:])
     cost = allowed.cost  # one object, so that equal guesses are looked up
     monkeypatch.setattr(bounds, "fdp_p_value", lambda guesses, _: cached(guesses, cost))
-    monkeypatch.setattr(hypothesis_tests, "Profile", lambda *_: SimpleNamespace(power=lambda _: power, cost=cost))
+    monkeypatch.setattr(bounds, "Profile", lambda *_: SimpleNamespace(power=lambda _: power, cost=cost))
     violated, low = 0, Counter()
     for _ in range(runs):
-        tests = hypothesis_tests.run_tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
+        tests = bounds.run_tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
         violated += min(test.p_value for test in tests) * len(tests) < 0.05
         low.update({test.name: int(test.p_value < 0.05) for test in tests})
     assert violated <= most
@@ -184,7 +184,7 @@ def test_few_canaries_are_called_violated_as_rarely_as_promised(mechanism, canar
     drawn = (rng.random(shape) < mechanism.sample_rate) & (np.arange(canaries) < half)
     z = drawn + mechanism.noise_multiplier * rng.standard_normal(shape)
     scores = log_likelihood_ratio(z, mechanism.sample_rate, mechanism.noise_multiplier).sum(0)
-    alarms = sum(hypothesis_tests.mean_p_value(score[:half], score[half:], *moments) < level for score in scores)
+    alarms = sum(bounds.mean_p_value(score[:half], score[half:], *moments) < level for score in scores)
     assert alarms <= binom.isf(1e-5, runs, 1.3 * level)
 
 
@@ -237,7 +237,7 @@ def test_an_attained_guarantee_is_called_violated_as_rarely_as_promised(epsilon)
 def test_a_group_without_canaries_has_no_tests_and_one_never_drawn_has_one():
     scores = simulated(HISTORY, 400, np.random.default_rng(6))
     never = [SampledGaussian(0.0, 1.0, 10)]
-    assert hypothesis_tests.run_tests(scores, 1, HISTORY, 1.0, DELTA) == ()
+    assert bounds.run_tests(scores, 1, HISTORY, 1.0, DELTA) == ()
     for score, low, high in ((0 * scores.score, 0.05, 1.0), (scores.included + 0.0, 0.0, 1e-3)):
-        (test,) = hypothesis_tests.run_tests(replace(scores, score=score), 0, never, 0.0, DELTA)
+        (test,) = bounds.run_tests(replace(scores, score=score), 0, never, 0.0, DELTA)
         assert low <= test.p_value <= high

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
+from epsilons.clipping import ENGINES
+from epsilons.clipping.ghost import backward, ghost, grad_samplers
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES
-from epsilons.training.clipping.ghost import backward, ghost, grad_samplers
 from functional import Model
 from sums import CLOSE, attached, away, length
 from zoo import Case, clip_norms, flat

@@ -11,9 +11,9 @@ from pyarrow import parquet
 
 import epsilons
 from epsilons import Budgets
-from epsilons.disclosure import merge_small
+from epsilons.core.disclosure import merge_small
+from epsilons.core.mechanism import SMALLEST_DELTA
 from epsilons.errors import BudgetError, EpsilonsWarning
-from epsilons.mechanism import SMALLEST_DELTA
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import budgets_to_train, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import budgets_to_train, prepare
 from epsilons.errors import EpsilonsWarning, InputError
 from program import epsilons
 

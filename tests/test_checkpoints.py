@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from epsilons.ledger.ledger.ledger import line_hash, read_charges
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import epsilons
+from epsilons.core.mechanism import SampledGaussian
+from epsilons.draws import persons_rows, randomness
+from epsilons.draws.randomness import sample_hash
 from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
-from epsilons.ledger import line_hash, read_charges
-from epsilons.mechanism import SampledGaussian
-from epsilons.training import checkpoints, normals, sampling
-from epsilons.training.randomness import sample_hash
+from epsilons.training import checkpoints
 from functional import Model
 from options import split
 from shares import share
@@ -130,7 +131,7 @@ class Disk:
         self.applied = 0
         # After a power cut the key is in the same file on the same disk; here it is in a copy.
         monkeypatch.setattr(
-            epsilons.run_folder.RunFolder,
+            epsilons.ledger.run_folder.RunFolder,
             "key_file",
             lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest(),
         )
@@ -355,13 +356,13 @@ def test_noise_with_other_last_bits_changes_the_key(tmp_path, monkeypatch):
     assert epochs(tmp_path / "same") == [0]
     Trained(tmp_path / "run").run(20)
     sample_hash.cache_clear()
-    true = normals._radius
+    true = randomness._radius
 
     def radius(words, values):
         true(words, values)
         values[::500] = np.nextafter(values[::500], 0)
 
-    monkeypatch.setattr(normals, "_radius", radius)
+    monkeypatch.setattr(randomness, "_radius", radius)
     Trained(tmp_path / "run", resume=True).private.close()
     sample_hash.cache_clear()
     assert epochs(tmp_path / "run") == [0, 1]
@@ -370,7 +371,7 @@ def test_noise_with_other_last_bits_changes_the_key(tmp_path, monkeypatch):
 def test_draws_by_counts_are_replayed_and_another_method_changes_the_key(tmp_path, monkeypatch):
     by_coins, whole_by_coins = tmp_path / "coins", uninterrupted()
     Trained(by_coins).run(20)
-    monkeypatch.setattr(sampling, "MOST_COINS", 10)
+    monkeypatch.setattr(persons_rows, "MOST_COINS", 10)
     whole = Trained(None).run().bits()
     assert whole != whole_by_coins
     Trained(tmp_path / "counts").run(20)
@@ -734,13 +735,13 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
 
     monkeypatch.setattr(checkpoints, "save", save)
     seen: list[tuple[int, list[int]]] = []
-    append = epsilons.run_folder.RunFolder.append_metrics
+    append = epsilons.ledger.run_folder.RunFolder.append_metrics
 
     def appended(folder: Any, row: dict[str, Any]) -> None:
         seen.append((row["step"], list(saved)))
         append(folder, row)
 
-    monkeypatch.setattr(epsilons.run_folder.RunFolder, "append_metrics", appended)
+    monkeypatch.setattr(epsilons.ledger.run_folder.RunFolder, "append_metrics", appended)
     fitted(tmp_path / "run")
     assert len(seen) == 5
     assert all(step in before for step, before in seen)

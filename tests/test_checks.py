@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import epsilons
+from epsilons.draws import batches
 from epsilons.errors import (
     BatchDependenceError,
     BudgetExceededError,
@@ -28,7 +29,7 @@ from epsilons.errors import (
     ModelError,
     UnsupportedLayerError,
 )
-from epsilons.training import batches, validation
+from epsilons.training import validation
 from epsilons.training.performance import default_physical_batch
 from functional import Model, Records
 from options import split

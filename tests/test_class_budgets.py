@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 import epsilons
 from epsilons import Budgets
 from epsilons.errors import BudgetError, EpsilonsWarning
-from epsilons.training import class_budgets
+from epsilons.training import validation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,13 +87,13 @@ def notes_of_make_private(budgets: Budgets, data: Any) -> list[str]:
 
 
 def test_budgets_that_follow_from_the_classes_are_noted():
-    assert notes_of_fit(OF_CLASSES, CLASSES) == [class_budgets.ROSTER_NOTE]
-    assert notes_of_make_private(OF_CLASSES, (INPUTS, CLASSES)) == [class_budgets.ROSTER_NOTE]
+    assert notes_of_fit(OF_CLASSES, CLASSES) == [validation.ROSTER_NOTE]
+    assert notes_of_make_private(OF_CLASSES, (INPUTS, CLASSES)) == [validation.ROSTER_NOTE]
 
 
 def test_under_declared_shares_the_note_asks_for_declared_class_shares():
     declared = {"public_shares": {1.0: 0.4, 2.0: 0.6}, "public_records": 60}
-    assert notes_of_fit(OF_CLASSES, CLASSES, **declared) == [class_budgets.SHARES_NOTE]
+    assert notes_of_fit(OF_CLASSES, CLASSES, **declared) == [validation.SHARES_NOTE]
     assert notes_of_fit(MIXED, CLASSES, **declared) == []
 
 
@@ -170,11 +170,11 @@ def test_targets_that_are_not_one_per_record_are_not_noted(targets):
 
 def test_columns_other_than_inputs_and_targets_are_not_noted():
     assert notes_of_make_private(OF_CLASSES, (INPUTS, CLASSES, CLASSES)) == []
-    assert class_budgets.targets_of((INPUTS,)) is None
-    assert class_budgets.targets_of(SimpleNamespace()) is None
+    assert validation.targets_of((INPUTS,)) is None
+    assert validation.targets_of(SimpleNamespace()) is None
 
 
 def test_the_note_is_the_same_whatever_the_budgets():
     other = Budgets.by_class(CLASSES, {0: 7.5, 1: 0.25, 2: 3.5}, delta=1e-3)
     assert notes_of_fit(other, CLASSES) == notes_of_fit(OF_CLASSES, CLASSES)
-    assert not any(number in class_budgets.ROSTER_NOTE for number in ("7.5", "0.25", "3.5"))
+    assert not any(number in validation.ROSTER_NOTE for number in ("7.5", "0.25", "3.5"))

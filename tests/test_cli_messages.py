@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from epsilons import Private
-from epsilons.cli import console, train_config
+from epsilons.cli import options, train_config
 from program import CONFIG, change, epsilons, files, people
 
 RECIPE = ["--batch-size", "10", "--steps", "10", "--accountant", "rdp"]
@@ -332,8 +332,8 @@ def test_ctrl_c_says_what_was_charged_and_how_to_continue(folder):
 
 
 def test_resume_without_a_run_is_refused_and_trains_nothing(folder):
-    for options in ((), ("--run-dir", "runs/mistyped")):
-        epsilons("train", "people.toml", "--resume", *options).is_refused(2, "holds no run to continue")
+    for flags in ((), ("--run-dir", "runs/mistyped")):
+        epsilons("train", "people.toml", "--resume", *flags).is_refused(2, "holds no run to continue")
     assert not Path("runs").exists()
 
 
@@ -396,7 +396,7 @@ def test_a_table_on_the_terminal_loses_no_digit(width):
     rows = [["1", "3.0832", "1.5179", "10,000"], ["2", "1.7701", "2.9817", "10,000"]]
     for is_terminal in (True, False):
         file = io.StringIO()
-        console.show_table(
+        options.show_table(
             (headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None)
         )
         words = file.getvalue().split()

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epsilons import Budgets, Recipe, plan
-from epsilons.cli.config_file import read_config
-from epsilons.cli.config_training import TrainingSection
-from epsilons.cli.prepare import Prepared, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.config_training import TrainingSection
+from epsilons.configs.prepare import Prepared, prepare
 from epsilons.errors import DataError
 from program import CONFIG, change, epsilons, people
 

@@ -20,8 +20,8 @@ import torch
 
 from epsilons import Budgets, Recipe, make_private, plan
 from epsilons import fit as epsilons_fit
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import Prepared, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import Prepared, prepare
 from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, features_of_run, scattering
 from program import change, epsilons

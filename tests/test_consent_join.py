@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow
 import pytest
 
-from epsilons import ids as ids_module
-from epsilons.cli import consent as consent_module
-from epsilons.cli import prepare as prepare_module
+from epsilons.budgets.budgets import ids as ids_module
 from epsilons.cli import registry_people
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import budgets_to_train, joined, prepare
-from epsilons.cli.registry_train import Members
+from epsilons.configs import consent as consent_module
+from epsilons.configs import prepare as prepare_module
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import budgets_to_train, joined, prepare
+from epsilons.configs.registry_train import Members
 from epsilons.data import tables
 from epsilons.errors import EpsilonsError
 from epsilons.registry import Registry
@@ -309,7 +309,7 @@ def test_a_bug_in_a_reader_of_a_registry_is_found(planted, monkeypatch):
 
 
 def test_a_bug_in_the_reader_of_predictions_is_found(run, monkeypatch):
-    from epsilons.training.predicting import reading as parts
+    from epsilons.training.predicting import table_parts as parts
 
     def wrong(*arguments: Any) -> Any:
         names, found = read(*arguments)

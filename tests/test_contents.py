@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from epsilons.core.modules import named_modules, names_of, tensors_of
 from epsilons.errors import ModelError
-from epsilons.training.contents import COLUMNS, Contents
-from epsilons.training.modules import named_modules, names_of, tensors_of
+from epsilons.training.noisy_update import COLUMNS, Contents
 
 SIZES = [1, 2, 3, 7, 8, 1_000, 2 * COLUMNS, 5 * COLUMNS + 3, 17 * COLUMNS + 5]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]

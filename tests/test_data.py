@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
+from epsilons.budgets.budgets.budgets import Budgets
 from PIL import Image
 from pyarrow import parquet
 
 from epsilons import data
-from epsilons.budgets import Budgets
 from epsilons.data import sources
 from epsilons.data.images import image_table
+from epsilons.data.sources import tensors
 from epsilons.data.tables import Features, table
-from epsilons.data.tensors import tensors
 from epsilons.errors import BudgetError, DataError
 from epsilons.tabular import read_table
 

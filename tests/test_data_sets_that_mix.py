@@ -14,10 +14,10 @@ from torch.utils.data import default_collate
 
 import epsilons
 from data_sets import FEATURES, MIXING, RECORDS, SOUND, UNSEEN, Build, Case
+from epsilons.draws.persons_rows import Persons
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import BatchDependenceError
 from epsilons.training.datasets import DataLoaderSource, PhysicalBatch
-from epsilons.training.persons import Persons
-from epsilons.training.randomness import Randomness
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,12 +12,12 @@ import pytest
 from pyarrow import csv, parquet
 
 import epsilons
-from epsilons.cli.config import Config, DataSection
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import budgets_to_train, prepare
+from epsilons.configs.config import Config, DataSection
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import budgets_to_train, prepare
 from epsilons.data.tables import record_inputs
 from epsilons.errors import DataError, EpsilonsWarning, InputError
-from epsilons.tabular.marks import with_marks
+from epsilons.tabular.table_files import with_marks
 from epsilons.training.predicting.writing import inert
 from program import epsilons as command
 from test_mutated_tables import slow_number

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from epsilons import planning
-from epsilons._links import DOCS
+from epsilons.errors import DOCS
 from experiments.settings import tables
 from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
+from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import BatchDependenceError
 from epsilons.training import Private
-from epsilons.training.foreign_loop import ForeignLoop
 from epsilons.training.microbatches import POOR_CHECKS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

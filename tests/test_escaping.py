@@ -17,10 +17,9 @@ import torch
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.cli.config_file import read_config
+from epsilons.configs.config_file import read_config
 from epsilons.data.tables import Features, table
-from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning
-from epsilons.escaping import UNPRINTABLE, json_text, printable
+from epsilons.errors import UNPRINTABLE, BudgetError, EpsilonsError, EpsilonsWarning, json_text, printable
 from epsilons.planning import STRATEGIES
 from epsilons.training import EvalData
 from program import epsilons as program

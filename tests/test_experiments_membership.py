@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 import torch
 from scipy import stats
 
-from epsilons.auditing.membership import blocks, shadows
-from epsilons.auditing.membership.statistics import over_targets
+from epsilons.auditing.membership import shadows
+from epsilons.auditing.membership.outcomes import over_targets
 from epsilons.data.images import CIFAR10
 from experiments import cells, membership, reporting, running, training
 from experiments.comparing import Verdict, expected, verdict
@@ -136,7 +136,7 @@ def test_an_interrupted_arm_continues_with_the_missing_block_to_the_same_numbers
     settings, trained = arm("scale"), []
     whole = run_arm(settings)
     training.forget(whole)
-    train_block = blocks.train_block
+    train_block = shadows.train_block
 
     def stops_at_the_second(setting, block, progress=None):
         trained.append(block.first)

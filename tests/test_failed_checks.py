@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.ghost import ghost
+from epsilons.clipping.ghost import ghost
 from sums import CLOSE, away, length
 
 TIME, FEATURES = 64, 512  # so that norms come from Gram matrices

@@ -23,7 +23,7 @@ import epsilons
 import scattering_twin
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import InputError
-from epsilons.training.features import FEATURES, encoder, hashed_text, public_pictures, sentence_encoder
+from epsilons.training.features import FEATURES, encoder, hashed_text, sentence_encoder, wavelet_scattering
 from epsilons.training.features.wavelet_scattering import _coefficients, scattering
 
 
@@ -96,8 +96,8 @@ def test_colour_features_have_the_same_bits_whatever_the_other_records_are(one_t
 
 def test_public_constants_standardise_and_half_whiten_the_public_crops():
     """The oracle: the standardised logarithms have correlation C, so the outputs have C (C + 0.1 I)^(-1/2)."""
-    constants = public_pictures.constants(1, _coefficients)
-    scattered = torch.cat([_coefficients(block) for block in public_pictures.crops(1).split(100)])
+    constants = wavelet_scattering.public_constants(1, _coefficients)
+    scattered = torch.cat([_coefficients(block) for block in wavelet_scattering.crops(1).split(100)])
     rows = torch.log(scattered.abs() + 1e-3).permute(0, 2, 3, 1).flatten(0, 2).double()  # (76,800, 81)
     outputs = rows @ constants["matrix"].double().T + constants["offset"].double()
     torch.testing.assert_close(outputs.mean(0), torch.zeros(81).double(), atol=1e-4, rtol=0)
@@ -108,28 +108,28 @@ def test_public_constants_standardise_and_half_whiten_the_public_crops():
 
 def test_public_constants_do_not_depend_on_the_number_of_threads(one_thread):
     """One channel: a quarter of a second. A run may continue with other threads, on the same inputs."""
-    one = public_pictures.constants.__wrapped__(1, _coefficients)
+    one = wavelet_scattering.public_constants.__wrapped__(1, _coefficients)
     torch.set_num_threads(2)
-    two = public_pictures.constants.__wrapped__(1, _coefficients)
+    two = wavelet_scattering.public_constants.__wrapped__(1, _coefficients)
     assert torch.get_num_threads() == 2
     assert all(torch.equal(values, two[name]) for name, values in one.items())
 
 
 def test_public_crops_are_1200_squares_of_the_two_photographs_shrunk():
-    crops = public_pictures.crops(3)
+    crops = wavelet_scattering.crops(3)
     assert crops.shape == (1_200, 3, 32, 32)
     assert 0 <= crops.min() < crops.max() <= 1
     picture = torch.tensor(load_sample_images().images[0]).permute(2, 0, 1)[None] / 255
     halved = torch.nn.functional.avg_pool2d(picture, 2)[0]
     top, left = np.random.default_rng(0).integers(0, [halved.shape[1] - 31, halved.shape[2] - 31])
     torch.testing.assert_close(crops[0], halved[:, top : top + 32, left : left + 32])
-    torch.testing.assert_close(public_pictures.crops(1), crops.mean(1, keepdim=True))
+    torch.testing.assert_close(wavelet_scattering.crops(1), crops.mean(1, keepdim=True))
 
 
 def test_pictures_with_another_hash_are_refused(monkeypatch):
-    monkeypatch.setitem(public_pictures.PICTURES, "china.jpg", "0" * 64)
+    monkeypatch.setitem(wavelet_scattering.PICTURES, "china.jpg", "0" * 64)
     with pytest.raises(InputError, match=r"china.jpg must have the SHA-256 0000.*, got 8378025a"):
-        public_pictures.crops(3)
+        wavelet_scattering.crops(3)
 
 
 # -- properties ----------------------------------------------------------------------------------------------------

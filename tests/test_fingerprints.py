@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from epsilons.training import checkpoints, fingerprints
+from epsilons.draws import fingerprints
+from epsilons.training import checkpoints
 from epsilons.training.datasets import SAMPLED, DataLoaderSource, _sampled, data_source
 
 Pair = namedtuple("Pair", ["first", "second"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from epsilons.ledger.ledger.ledger import read_account
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,13 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
 from epsilons.data import load
+from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
-from epsilons.ledger import read_account
-from epsilons.training import EvalData, progress
-from epsilons.training.evaluation import evaluate
-from epsilons.training.losses import LOSSES
-from epsilons.training.optimizers import OPTIMIZERS
-from epsilons.training.randomness import key_from_seed
+from epsilons.training import EvalData
+from epsilons.training.fitting import progress
+from epsilons.training.fitting.evaluation import evaluate
+from epsilons.training.fitting.losses import LOSSES, OPTIMIZERS
 from functional import Model, Records
 from options import split
 
@@ -389,7 +389,7 @@ def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows == [dict(row) for row in run.metrics]
     assert epsilons.Plan.load(run_dir / "plan.json") == run.plan
-    assert epsilons.ledger.read_charges(run_dir / "ledger.jsonl", run.plan) == run.charged == (12,)
+    assert epsilons.ledger.ledger.read_charges(run_dir / "ledger.jsonl", run.plan) == run.charged == (12,)
     settings = json.loads((run_dir / "run.json").read_text())
     assert settings["randomness"] == "seeded"
     assert "no guarantee towards anyone who knows the seed" in settings["guarantee"]
@@ -406,7 +406,7 @@ def test_a_run_that_is_interrupted_keeps_its_charges_and_what_it_needs_to_go_on(
         fitted(model, run_dir=tmp_path / "run", callbacks=[stop])
     kept = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert kept == ["checkpoints", "ledger.jsonl", "plan.json", "run.json", "secret"]
-    assert epsilons.ledger.read_charges(tmp_path / "run" / "ledger.jsonl", some_plan())[0] >= 5
+    assert epsilons.ledger.ledger.read_charges(tmp_path / "run" / "ledger.jsonl", some_plan())[0] >= 5
     assert not any(module._forward_hooks for module in model.modules())
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import BatchDependenceError, CallOrderError, InputError, ModelError, UnsupportedLayerError
-from epsilons.training.foreign_loop import ForeignLoop
 from small_runs import (
     CLASSES,
     FEATURES,

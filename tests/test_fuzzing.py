@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.engine import clip_factors
-from epsilons.training.clipping.ghost.ghost import squared_norms, weighted_sums
-from epsilons.training.clipping.loop import record_gradient
-from epsilons.training.clipping.persons import Persons
+from epsilons.clipping.engine import Persons, clip_factors
+from epsilons.clipping.ghost.ghost import squared_norms, weighted_sums
+from epsilons.clipping.loop import record_gradient
 from fuzzing.families import CLASSES, Drawn
 from fuzzing.running import FIXED, run
 from fuzzing.trials import draw_trial

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping import NonFiniteGradientError
-from epsilons.training.clipping.engine import clip_factors
-from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
-from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
+from epsilons.clipping import NonFiniteGradientError
+from epsilons.clipping.engine import clip_factors
+from epsilons.clipping.ghost.ghost import AUDIT_EVERY
+from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
 from sums import CLOSE, any_case, attached, away, common_mode, compared, length, share
 from zoo import ZOO, Case, Doubled, build, clip_norms, flat

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.ghost.batch_axis import operator
-from epsilons.training.clipping.ghost.rules import RULES
-from epsilons.training.graphs import nodes_of
+from epsilons.clipping.ghost.operator_rules import RULES, operator
+from epsilons.core.modules import nodes_of
 from functional import Model
 from sums import CLOSE, attached, away, length, sums_of
 from zoo import Case, clip_norms

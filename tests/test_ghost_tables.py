@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.ghost import embeddings
-from epsilons.training.clipping.ghost.backward import per_sample_grads
-from epsilons.training.clipping.ghost.embeddings import EmbeddingGrad, TableGrad, in_order
-from epsilons.training.clipping.ghost.graph import trace
-from epsilons.training.clipping.ghost.pooled import PooledGrad, Texts, weights_of
+from epsilons.clipping.ghost import embeddings
+from epsilons.clipping.ghost.backward import per_sample_grads
+from epsilons.clipping.ghost.embeddings import EmbeddingGrad, PooledGrad, TableGrad, Texts, in_order, weights_of
+from epsilons.clipping.ghost.graph import trace
 from functional import Model
 from sums import CLOSE, any_case, attached, away, compared, length
 from zoo import Case

@@ -9,7 +9,7 @@ from torch import nn
 
 import epsilons
 from epsilons import Budgets, Recipe
-from epsilons.training.clipping import ENGINES
+from epsilons.clipping import ENGINES
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from epsilons.errors import (
     RunError,
 )
 from epsilons.huggingface import PrivateTrainer, per_record_loss
-from epsilons.huggingface.data import Records
+from epsilons.huggingface.steps import Records
 from pages import ROOT
 from small_trainers import (
     BUDGETS,

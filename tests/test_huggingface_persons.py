@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import BudgetError, DataError
-from epsilons.huggingface.data import Records
+from epsilons.huggingface.steps import Records
 from shares import share
 from small_trainers import DELTA, bert, is_same, padded, reviews, trainer, weights
 

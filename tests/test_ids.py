@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from epsilons.budgets.budgets.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
 from pyarrow import parquet
 
 from epsilons import Budgets, Recipe, Registry, fit, plan
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import prepare
-from epsilons.disclosure import shown_counts
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import prepare
+from epsilons.core.disclosure import shown_counts
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning, RegistryError
-from epsilons.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
 from epsilons.registry import runs
 from epsilons.tabular import Marks, read_table
-from epsilons.tabular.marks import with_marks
+from epsilons.tabular.table_files import with_marks
 from id_cases import CONFIG
 from program import change, epsilons
 from registries import outside, reserve, table

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping import products, summing
-from epsilons.training.clipping.ghost import conv, outer_products, windows
-from epsilons.training.clipping.ghost.norms import SMALLEST_NORMAL, rounding
-from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
+from epsilons.clipping import summing
+from epsilons.clipping.ghost import conv, outer_products
+from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
+from epsilons.clipping.ghost.per_sample_grads import SMALLEST_NORMAL, rounding
 from functional import Model
 from sums import CLOSE, OVERSTATED, away, common_mode, length, share, sums_of
 
@@ -67,15 +67,15 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("single", "most_lines"), [(products.SINGLE, 1.125), (1, 0.0), (1, 9.0)])
+@pytest.mark.parametrize(("single", "most_lines"), [(summing.SINGLE, 1.125), (1, 0.0), (1, 9.0)])
 @pytest.mark.parametrize("at_once", share([1000, 1, 2**18], every=3))
 @pytest.mark.parametrize("choice", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, most_lines, monkeypatch):
-    monkeypatch.setattr(products, "SINGLE", single)
-    monkeypatch.setattr(windows, "MOST_LINES", most_lines)
-    monkeypatch.setattr(products, "NARROWEST", 1)
-    monkeypatch.setitem(windows.VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr(summing, "SINGLE", single)
+    monkeypatch.setattr(conv, "MOST_LINES", most_lines)
+    monkeypatch.setattr(summing, "NARROWEST", 1)
+    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
     monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
@@ -116,8 +116,8 @@ def hard(kind: str) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def singly(monkeypatch):
-    monkeypatch.setattr(products, "SINGLE", 1)
-    if not products.is_single(TIME, K, P, torch.zeros(1)):
+    monkeypatch.setattr(summing, "SINGLE", 1)
+    if not summing.is_single(TIME, K, P, torch.zeros(1)):
         pytest.skip("torch was built without oneDNN, or for another processor")
 
 
@@ -125,7 +125,7 @@ def singly(monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "cancelling", "tiny, huge", "subnormal", "vanishing"])
 def test_a_product_of_one_record_rounds_no_more_than_norms_allow_for(kind):
     left, right = hard(kind)
-    ours = products.products_of_all(left, right).double()
+    ours = summing.products_of_all(left, right).double()
     exact, size = left.double().mT @ right.double(), left.double().abs().mT @ right.double().abs()
     allowed = rounding(TIME, torch.float32) * size + TIME * SMALLEST_NORMAL
     assert ((ours - exact).abs() <= allowed).all()
@@ -135,11 +135,11 @@ def test_a_product_of_one_record_rounds_no_more_than_norms_allow_for(kind):
 @pytest.mark.parametrize("kind", ["plain", "cancelling", "subnormal"])
 def test_no_records_product_depends_on_the_others(kind):
     left, right = hard(kind)
-    every = products.products_of_all(left, right)
+    every = summing.products_of_all(left, right)
     broken = left.clone()
     broken[[0, 2]] = torch.tensor([torch.inf, torch.nan])[:, None, None]
-    assert torch.equal(products.products_of_all(broken, right)[[1, 3, 4, 5]], every[[1, 3, 4, 5]])
-    assert torch.equal(products.products_of_all(left[3:4], right[3:4])[0], every[3])
+    assert torch.equal(summing.products_of_all(broken, right)[[1, 3, 4, 5]], every[[1, 3, 4, 5]])
+    assert torch.equal(summing.products_of_all(left[3:4], right[3:4])[0], every[3])
 
 
 LAYERS = {
@@ -158,10 +158,10 @@ def test_products_by_line_are_each_records_own_gradient(name):
     x = torch.randn(4, layer.in_channels, *sizes, generator=make)
     x[2] = torch.nan  # must be seen in no other record
     gradient = torch.randn(layer(x).shape, generator=make)
-    kernel = windows.Kernel(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    assert windows.is_by_line(layer.in_channels, gradient, kernel)
-    ours = windows.products_by_line(x, gradient, kernel)
-    assert torch.equal(windows.products_by_line(x[1:2], gradient[1:2], kernel)[0], ours[1])
+    kernel = conv.Kernel(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    assert conv.is_by_line(layer.in_channels, gradient, kernel)
+    ours = conv.products_by_line(x, gradient, kernel)
+    assert torch.equal(conv.products_by_line(x[1:2], gradient[1:2], kernel)[0], ours[1])
     wide = copy.deepcopy(layer).double()
     for record in (0, 1, 3):
         (theirs,) = torch.autograd.grad(wide(x[record, None].double()), wide.weight, gradient[record, None].double())
@@ -173,7 +173,7 @@ def test_products_by_line_are_each_records_own_gradient(name):
 def test_sides_by_feature_hold_the_same_numbers(sizes):
     rows = torch.randn(sizes)
     for given in (rows, rows.double(), torch.randn(*sizes[:1], *sizes[:0:-1]).mT, rows.expand(2, *sizes)[0]):
-        turned = products.by_feature(given)
+        turned = summing.by_feature(given)
         assert turned.is_contiguous()
         assert torch.equal(turned, given.mT)
 
@@ -188,7 +188,7 @@ def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sid
     factor = torch.rand(400, generator=make, dtype=torch.float64)
     factor[7] = 0.0
     right[7] = torch.inf  # at the factor 0, it must not be seen
-    own = products.product(left[0].mT, right[0].mT).double() * factor[0]
+    own = summing.product(left[0].mT, right[0].mT).double() * factor[0]
     full, rest = (summing.products(left[n:], right[n:], factor[n:]) for n in (0, 1))
     assert float((full - rest - own).norm()) <= 2.0**-40 * float(own.norm())
 
@@ -197,24 +197,24 @@ def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sid
 def test_gaps_between_rows_change_no_bit_of_a_product():
     """oneDNN has another, slow kernel for them, which rounds differently."""
     left, right = hard("plain")
-    whole = products.products_of_all(left, right)
+    whole = summing.products_of_all(left, right)
     wider = [torch.cat([side, side], 2)[:, :, : side.shape[2]] for side in (left, right)]
     for some in ((wider[0], right), (left, wider[1]), wider):
-        assert torch.equal(products.products_of_all(*some), whole)
+        assert torch.equal(summing.products_of_all(*some), whole)
 
 
 @pytest.mark.usefixtures("singly")
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_onednn_that_rounds_to_16_bits_is_not_used(side, monkeypatch):
     """As with ONEDNN_DEFAULT_FPMATH_MODE=BF16 on processors that multiply in bfloat16."""
-    exact = products.INNER_PRODUCT
+    exact = summing.INNER_PRODUCT
 
     def rounded(*arguments):
         sides = [t.bfloat16().float() if i == side else t for i, t in enumerate(arguments[:2])]
         return exact(*sides, *arguments[2:])
 
-    monkeypatch.setattr(products, "INNER_PRODUCT", rounded)
-    assert not products.is_single(TIME, K, P, torch.zeros(1))
+    monkeypatch.setattr(summing, "INNER_PRODUCT", rounded)
+    assert not summing.is_single(TIME, K, P, torch.zeros(1))
 
 
 def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_record_too(monkeypatch):
@@ -225,5 +225,5 @@ def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_recor
     keep, factor = torch.isfinite(grad.squared_norm()), torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
     entries = grad.rows.nan_to_num()
     # In another layout of memory, the same product may be rounded differently.
-    monkeypatch.setattr(outer_products, "products_of_all", lambda one, other: 2 * products.products_of_all(one, other))
+    monkeypatch.setattr(outer_products, "products_of_all", lambda one, other: 2 * summing.products_of_all(one, other))
     assert torch.equal(grad.blank(keep).weighted(factor).flatten(), summing.added(entries, factor))

@@ -15,12 +15,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from epsilons.ledger.ledger.ledger import read_account, read_charges
 from torch import Tensor
 from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import CallOrderError
-from epsilons.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
 from functional import Records
 from shares import share
@@ -28,7 +28,7 @@ from small_runs import Training, points, sampled
 
 STEPS = 12
 #: Interrupted are the loop below and whatever it calls in these files.
-FILES = {__file__, private.__file__, checkpoints.__file__, epsilons.ledger.__file__}
+FILES = {__file__, private.__file__, checkpoints.__file__, epsilons.ledger.ledger.__file__}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

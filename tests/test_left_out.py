@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import budgets_to_train, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import budgets_to_train, prepare
 from epsilons.errors import BudgetError, DataError, EpsilonsError
 from program import CONFIG, change, epsilons, people
 

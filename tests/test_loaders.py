@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from epsilons.errors import DataError
 from epsilons.training import Performance
-from epsilons.training.loaders import without_loader
+from epsilons.training.private_setup import without_loader
 from small_runs import Listed, a_model, parameters_of, private_over, same, some_data, some_plan, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,14 +19,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from epsilons.ledger.ledger.ledger import Ledger, read_account, read_charges
+from epsilons.ledger.ledger.run_folder import RunFolder
 from torch import nn
 
 import epsilons
-from epsilons import locks
+from epsilons.core import files
+from epsilons.core.files import NAME, FolderLock
 from epsilons.errors import EpsilonsError, LedgerError, RunError
-from epsilons.ledger import Ledger, read_account, read_charges
-from epsilons.locks import NAME, FolderLock
-from epsilons.run_folder import RunFolder
 
 RECORDS, WIDTH, STEPS = 40, 4, 20
 BUSY = "Another process is training in"
@@ -127,19 +127,19 @@ def test_a_killed_process_releases_its_lock_and_its_file_does_not_matter(tmp_pat
 def test_a_lock_file_that_was_removed_after_it_was_opened_is_no_lock(tmp_path, monkeypatch, is_taken):
     """The second process opens the file, then the first removes it, and a third may create another one."""
     run_dir = tmp_path / "run"
-    first, real = FolderLock(run_dir), locks.hold
+    first, real = FolderLock(run_dir), files.hold
     if is_taken:
         (run_dir / "kept").touch()  # otherwise its holder removes the folder, too
     thirds: list[FolderLock] = []
 
     def late(handle: int, folder: Path) -> None:
-        monkeypatch.setattr(locks, "hold", real)
+        monkeypatch.setattr(files, "hold", real)
         first.release()
         if is_taken:
             thirds.append(FolderLock(run_dir))
         real(handle, folder)
 
-    monkeypatch.setattr(locks, "hold", late)
+    monkeypatch.setattr(files, "hold", late)
     if is_taken:
         assert_held(run_dir)
     holder = thirds[0] if is_taken else FolderLock(run_dir)
@@ -348,7 +348,7 @@ WINDOWS: list[tuple[Any, str]] = [
     *((FolderLock, name) for name in ("_is_current", "_opened")),
     *((RunFolder, name) for name in ("write_key", "key_file")),
     *((Ledger, name) for name in ("_open", "_add")),
-    (locks, "hold"),
+    (files, "hold"),
 ]
 WAIT = 120.0
 

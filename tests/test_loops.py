@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
+from epsilons.clipping.ghost import operator_rules
+from epsilons.draws import batches as structures
 from epsilons.errors import CallOrderError, DataError, InputError, ModelError
-from epsilons.training import batches as structures
-from epsilons.training.clipping.ghost import rules
 from epsilons.training.datasets import data_source, seed_torch
 from functional import Model, Records
 from shares import share
@@ -520,7 +520,7 @@ def test_the_log_says_which_operator_makes_a_model_slower(kind, caplog):
     assert reason[0].isalpha()
 
 
-@pytest.mark.parametrize("name", rules.RULES)
+@pytest.mark.parametrize("name", operator_rules.RULES)
 def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
     """Every rule, given outputs without a batch axis."""
 
@@ -530,9 +530,9 @@ def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
         def name(self) -> str:
             return f"{name}Backward0"
 
-    monkeypatch.setattr(rules, "operator", lambda node: name)
-    with pytest.raises(rules.UnsupportedOp) as caught:
-        rules.propagate(Node(), [None, None], 2)
+    monkeypatch.setattr(operator_rules, "operator", lambda node: name)
+    with pytest.raises(operator_rules.UnsupportedOp) as caught:
+        operator_rules.propagate(Node(), [None, None], 2)
     assert str(caught.value).startswith(name)
 
 

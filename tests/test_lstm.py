@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping import products
-from epsilons.training.clipping.ghost import lstm
-from epsilons.training.clipping.ghost.joint_products import Joint, JointGrad
-from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
-from epsilons.training.clipping.persons import Persons
-from epsilons.training.graphs import nodes_of
+from epsilons.clipping import summing
+from epsilons.clipping.engine import Persons
+from epsilons.clipping.ghost import lstm
+from epsilons.clipping.ghost.outer_products import Joint, JointGrad, OuterProductGrad, ProductSide
+from epsilons.core.modules import nodes_of
 from sums import CLOSE, OVERSTATED, away, common_mode, length, sums_of
 
 LAYERS = {
@@ -86,8 +85,8 @@ TIME, HIDDEN, FEATURES = 17, 40, 56
 
 @pytest.fixture
 def jointly(monkeypatch):
-    monkeypatch.setattr(products, "SINGLE", 1)
-    if not products.is_single(TIME, 4 * HIDDEN, HIDDEN, torch.zeros(1)):
+    monkeypatch.setattr(summing, "SINGLE", 1)
+    if not summing.is_single(TIME, 4 * HIDDEN, HIDDEN, torch.zeros(1)):
         pytest.skip("torch was built without oneDNN, or for another processor")
 
 
@@ -174,17 +173,17 @@ def test_joint_products_of_persons_are_those_of_all_their_rows(sizes):
 @pytest.mark.usefixtures("jointly")
 def test_onednn_is_given_matrices_without_gaps(monkeypatch):
     left, right = both_sides(3)
-    gaps, multiply = list[bool](), products.INNER_PRODUCT
+    gaps, multiply = list[bool](), summing.INNER_PRODUCT
     assert multiply is not None
 
     def seen(one: Tensor, other: Tensor, *rest: object) -> Tensor:
         gaps.append(not (other.is_contiguous() or other.T.is_contiguous()))
         return multiply(one, other, *rest)
 
-    monkeypatch.setattr(products, "INNER_PRODUCT", seen)
-    assert products.has_inner_product(left)  # tries it once
+    monkeypatch.setattr(summing, "INNER_PRODUCT", seen)
+    assert summing.has_inner_product(left)  # tries it once
     gaps.clear()
     narrow = left[:, :, 3:70]
-    ours = products.products_of_all(right, narrow)
+    ours = summing.products_of_all(right, narrow)
     assert gaps == [False] * 3
     assert torch.allclose(ours, right.mT @ narrow, atol=1e-4)

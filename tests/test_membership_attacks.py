@@ -15,9 +15,8 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm
 
 from epsilons.auditing.membership import ATTACKS, Signals
-from epsilons.auditing.membership.blocks import ShadowSetting
-from epsilons.auditing.membership.lira_shrunk import shrink
-from epsilons.auditing.membership.references import leave_one_out
+from epsilons.auditing.membership.attacks import leave_one_out, shrink
+from epsilons.auditing.membership.shadows import ShadowSetting
 from epsilons.auditing.membership.signals import read_signals
 from epsilons.errors import InputError
 from tests.made_up_signals import Coins, balanced_halves, fair_coins, made_up, null_deviation, target_auc

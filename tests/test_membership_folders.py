@@ -20,8 +20,8 @@ from torch import nn
 import epsilons
 from epsilons.auditing import membership
 from epsilons.auditing.membership import shadows
-from epsilons.auditing.membership.blocks import BLOCK_SIZES, Block, ShadowSetting
 from epsilons.auditing.membership.folder import AttackFolder
+from epsilons.auditing.membership.shadows import BLOCK_SIZES, Block, ShadowSetting
 from epsilons.errors import RunError
 from small_attacks import CLASSES, FEATURES, RECORDS, a_plan, a_setting, attack, budgets, some_data
 
@@ -242,7 +242,7 @@ def longest(value: Any) -> int:
 KILLED = """
 import sys; sys.path[:0] = {paths!r}
 import test_membership_folders as t
-from epsilons.auditing.membership.blocks import BLOCK_SIZES
+from epsilons.auditing.membership.shadows import BLOCK_SIZES
 BLOCK_SIZES["stacked"] = 4
 print("ready", flush=True)
 t.attack(t.Path({folder!r}), shadows=48, resume=True, plan=t.a_plan(steps=60), placebo=True)

@@ -13,11 +13,9 @@ import pytest
 
 from epsilons import Budgets, Recipe, plan
 from epsilons.auditing.membership.analysis import analyse
-from epsilons.auditing.membership.picture import draw
-from epsilons.auditing.membership.result import paired
-from epsilons.auditing.membership.sentences import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS
+from epsilons.auditing.membership.result import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS, draw, paired
 from epsilons.auditing.membership.signals import Signals
-from epsilons.disclosure import PLAN_SUPPRESSED
+from epsilons.core.disclosure import PLAN_SUPPRESSED
 from epsilons.errors import InputError
 
 NOT_COVERED = (

@@ -18,17 +18,19 @@ from torch import nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.auditing.membership import shadows, task
-from epsilons.auditing.membership.blocks import (
+from epsilons.auditing.membership import folder, shadows
+from epsilons.auditing.membership.shadows import (
     BLOCK_SIZES,
     METHODS,
     Block,
     any_counts,
     blocks_of,
     one_thread,
+    placebo_plan,
+    shadow_plan,
     train_block,
+    train_shadows,
 )
-from epsilons.auditing.membership.shadows import placebo_plan, shadow_plan, train_shadows
 from epsilons.errors import DataError, EpsilonsWarning, InputError, ModelError
 from epsilons.planning.plan_numbers import ROSTER, SHARES
 from small_attacks import FEATURES, RECORDS, a_plan, a_setting, attack, budgets, dropping, linear, some_data
@@ -155,7 +157,7 @@ def test_a_repeated_block_has_the_same_bits_whatever_the_threads(method, monkeyp
         watched = {
             name: lambda *a, f=f: (threads.append(torch.get_num_threads()), f(*a))[1] for name, f in METHODS.items()
         }
-        monkeypatch.setattr("epsilons.auditing.membership.blocks.METHODS", watched)
+        monkeypatch.setattr("epsilons.auditing.membership.shadows.METHODS", watched)
         first = train_block(setting, block)
         assert threads == [1]
         assert torch.get_num_threads() == 2
@@ -170,7 +172,7 @@ def test_no_model_is_changed_and_signals_are_read_in_slices(monkeypatch):
     setting = a_setting()
     before = [p.detach().clone() for p in setting.model.parameters()]
     whole = train_block(setting, Block(0, 3))
-    monkeypatch.setattr("epsilons.auditing.membership.blocks.SLICE", 7)
+    monkeypatch.setattr("epsilons.auditing.membership.shadows.SLICE", 7)
     parts = train_block(setting, Block(0, 3))
     assert all(torch.equal(p, q) for p, q in zip(setting.model.parameters(), before, strict=True))
     for name in whole:
@@ -190,7 +192,7 @@ def test_several_processes_give_the_same_bits_as_one(monkeypatch):
 PARENT = """
 import sys; sys.path[:0] = {paths!r}
 import test_membership_shadows as t
-from epsilons.auditing.membership.blocks import Block
+from epsilons.auditing.membership.shadows import Block
 for block, arrays in t.shadows._in_processes(t.a_setting(method="alone"), [Block(k, k + 1) for k in range(500)], 2):
     print("trained", flush=True)
 """
@@ -282,7 +284,7 @@ def test_an_attack_of_one_s_own_is_used_by_its_name():
     ],
 )
 def test_what_cannot_be_attacked_is_refused_before_any_training(changes, words, monkeypatch):
-    monkeypatch.setattr(task, "train_shadows", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(folder, "train_shadows", lambda *_: pytest.fail("trained"))
     with pytest.raises((InputError, DataError, ModelError), match=words):
         attack(**changes)
 

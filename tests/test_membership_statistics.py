@@ -11,12 +11,18 @@ from scipy.stats import binomtest, norm, ttest_ind
 
 from epsilons import Budgets, Recipe, SampledGaussian, plan
 from epsilons.accounting.profile import Profile
-from epsilons.auditing.membership import statistics
-from epsilons.auditing.membership.analysis import _widened
-from epsilons.auditing.membership.certified import certified, dominating
-from epsilons.auditing.membership.intervals import FEWEST_ALARMS, RATES, roc
-from epsilons.auditing.membership.randomisation import _welch, paper_test, randomisation_test, record_gaps
-from epsilons.auditing.membership.statistics import clopper_pearson, over_targets, target_auc
+from epsilons.auditing.membership import outcomes
+from epsilons.auditing.membership.analysis import _welch, _widened, paper_test, randomisation_test, record_gaps
+from epsilons.auditing.membership.outcomes import (
+    FEWEST_ALARMS,
+    RATES,
+    certified,
+    clopper_pearson,
+    dominating,
+    over_targets,
+    roc,
+    target_auc,
+)
 from epsilons.errors import InputError
 
 
@@ -53,7 +59,7 @@ def test_auc_does_not_depend_on_how_many_targets_are_ranked_at_once(monkeypatch)
     member, group = coins(7, 30), np.zeros(30, dtype=np.int64)
     scores = gaussian(member, 1.0)
     at_once = target_auc(scores, member, group, [0])
-    monkeypatch.setattr(statistics, "_AT_ONCE", 61)
+    monkeypatch.setattr(outcomes, "_AT_ONCE", 61)
     np.testing.assert_array_equal(target_auc(scores, member, group, [0]), at_once)
 
 

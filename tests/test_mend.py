@@ -15,8 +15,7 @@ from torch.nn.utils import parametrize
 
 import epsilons
 from epsilons.errors import InputError, ModelError, UnsupportedLayerError
-from epsilons.training.mending import group_count
-from epsilons.training.norms import FrozenNorm
+from epsilons.models.mending import FrozenNorm, group_count
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

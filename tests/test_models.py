@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.errors import InputError
-from epsilons.training.model_checks import check_layers
-from epsilons.training.models import MODELS, build
+from epsilons.models import MODELS, build
+from epsilons.models.model_checks import check_layers
 from sums import CLOSE, away, length, sums_of
 
 SHAPES = {"mnist-cnn": (1, 28, 28), "cifar10-cnn": (3, 32, 32), "resnet18-gn": (3, 32, 32)}

@@ -9,12 +9,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from epsilons.ledger.ledger.run_folder import RunFolder
 
 import epsilons
 from epsilons import Plan
+from epsilons.core.files import close_folder, write_json, write_text
 from epsilons.errors import EpsilonsWarning, RunError
-from epsilons.files import close_folder, write_json, write_text
-from epsilons.run_folder import RunFolder
 from program import epsilons as program
 from small_runs import a_model, private_over, some_plan, train
 
@@ -243,7 +243,7 @@ def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, plan):
 
 def test_the_folder_for_tensorboard_is_closed_too(tmp_path):
     pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
-    from epsilons.training.tensorboard import TensorBoard
+    from epsilons.training.fitting.progress import TensorBoard
 
     TensorBoard(tmp_path / "new").close(())
     TensorBoard(widened(tmp_path / "old", 0o755)).close(())

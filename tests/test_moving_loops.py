@@ -22,9 +22,9 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 import epsilons
+from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import EpsilonsError, ModelError
 from epsilons.training import Private, within_draws
-from epsilons.training.foreign_loop import ForeignLoop
 from epsilons.training.noisy_update import NoisyUpdate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from epsilons.budgets.budgets.ids import as_rule
 
 from epsilons.cli import registry_people
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import budgets_to_train, joined, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import budgets_to_train, joined, prepare
 from epsilons.errors import EpsilonsError
-from epsilons.ids import as_rule
 from id_cases import CONFIG, same
 from mutated_consent import DAY, TIERS, Case, expected, mutated
 from program import epsilons

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epsilons.cli.config import DataSection
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import prepare
+from epsilons.configs.config import DataSection
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import prepare
 from epsilons.data.tables import DateRule
 from epsilons.errors import DataError, EpsilonsError
 from epsilons.tabular import Marks, column_of, days, emptied, marks_of, numbers, read_table

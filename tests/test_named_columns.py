@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 import epsilons
+from epsilons.draws.persons_rows import Readings
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import DataError
 from epsilons.training import EvalData
 from epsilons.training.datasets import PhysicalBatch, data_source
-from epsilons.training.named_columns import named_columns
-from epsilons.training.persons import Readings
-from epsilons.training.randomness import Randomness
+from epsilons.training.validation import named_columns
 
 RECORDS = 60
 

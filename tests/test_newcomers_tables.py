@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from epsilons.data.infer import guess_table
 from epsilons.errors import DataError
-from epsilons.tabular import files, parts
-from epsilons.training.predicting.records import check_columns
+from epsilons.tabular import reading, table_files
+from epsilons.training.predicting.table_parts import check_columns
 from program import CONFIG, change, epsilons, people
 
 
@@ -108,9 +108,9 @@ def test_a_file_that_is_left_early_is_read_no_further(monkeypatch):
             return super().read(size)
 
     Path("long.csv").write_text("a,b\n" + "1,2\n" * 200_000)
-    monkeypatch.setattr(parts, "BLOCK", 1 << 14)
-    monkeypatch.setattr(files, "opened", lambda path, is_gzip: Slow(path.read_bytes()))
-    with parts._reader(files.text_file(Path("long.csv"), DataError), ()) as reader:
+    monkeypatch.setattr(reading, "BLOCK", 1 << 14)
+    monkeypatch.setattr(table_files, "opened", lambda path, is_gzip: Slow(path.read_bytes()))
+    with reading._reader(table_files.text_file(Path("long.csv"), DataError), ()) as reader:
         assert reader.schema.names == ["a", "b"]
     made = len(reads)
     time.sleep(0.3)

@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import epsilons
+from epsilons.clipping import Loop
 from epsilons.errors import ModelError
-from epsilons.training.clipping import Loop
 from small_runs import CLASSES, FEATURES, everyone, losses_of, parameters_of, private_over, same
 
 

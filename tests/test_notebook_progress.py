@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import epsilons
-from epsilons.training import progress
+from epsilons.training.fitting import progress
 from notebooks import Displays, in_a_notebook
 from small_runs import FEATURES, some_budgets, some_data, some_plan
 

@@ -10,9 +10,9 @@ import pytest
 
 import epsilons
 from epsilons import Budgets, Ledger, Recipe, Run, plan
-from epsilons.auditing.hypothesis_tests import HypothesisTest
-from epsilons.auditing.reestimate import Measure, Reestimate
-from epsilons.auditing.result import AuditResult, GroupResult
+from epsilons.auditing.audit_result import AuditResult, GroupResult
+from epsilons.auditing.bounds import HypothesisTest
+from epsilons.auditing.recorder import Measure, Reestimate
 from epsilons.planning import display
 
 RECIPE = Recipe(20, 50, 1.0)

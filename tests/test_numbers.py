@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Recipe, plan
-from epsilons.cli.config_file import read_config
 from epsilons.cli.options import parse_groups, parse_options, parse_shares, parse_tiers
+from epsilons.configs.config_file import read_config
 from epsilons.data.infer import guess_table
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, DataError, InputError, PlanError

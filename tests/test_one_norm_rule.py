@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
+from epsilons.clipping import ENGINES, NonFiniteGradientError, engine
+from epsilons.clipping.engine import LARGEST_NORM
+from epsilons.clipping.vmap import Vmap
 from epsilons.training import noisy_update
-from epsilons.training.clipping import ENGINES, NonFiniteGradientError, engine
-from epsilons.training.clipping.engine import LARGEST_NORM
-from epsilons.training.clipping.vmap import Vmap
 from functional import Model
 from sums import OVERSTATED, away, common_mode, length
 

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import epsilons
 from epsilons.opacus import PrivacyEngine
-from epsilons.opacus.criterion import Criterion
-from epsilons.opacus.plans import budgets_of
+from epsilons.opacus.arguments import budgets_of
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from epsilons.opacus.validators import ModuleValidator
+from epsilons.opacus.wrappers import Criterion
 from opacus_loops import BATCH, BUDGETS, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
 from program import python
 from test_imports import WITHOUT_TORCH

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.independence.fixed_draws import DRAWS
-from epsilons.training.independence.states import Free, Mixed, Rows, Unknown
-from epsilons.training.independence.watch import OperatorWatch
+from epsilons.independence.fixed_draws import DRAWS
+from epsilons.independence.states import Free, Mixed, Rows, Unknown
+from epsilons.independence.watch import OperatorWatch
 
 RECORDS, TIME, WIDTH = 5, 4, 6
 Function = Callable[[Tensor], Tensor]

@@ -10,8 +10,8 @@ import pytest
 from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
+from epsilons.core.mechanism import FloatArray
 from epsilons.errors import InputError
-from epsilons.mechanism import FloatArray
 from experiments import balance, classes, per_class, reporting, training
 from experiments.comparing import Verdict, expected, runs_of, value, verdict
 from experiments.results import Line, finished

@@ -19,14 +19,15 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import epsilons
-from epsilons.cli.config_training import PerformanceSection
+from epsilons.clipping import ENGINES
+from epsilons.clipping.summing import _switches, full_precision, in_use
+from epsilons.configs.config_training import PerformanceSection
+from epsilons.core import modules
+from epsilons.draws.batches import is_same
 from epsilons.errors import InputError, UnsupportedLayerError
-from epsilons.training import checkpoints, layout, performance
-from epsilons.training.batches import is_same
-from epsilons.training.clipping import ENGINES
-from epsilons.training.clipping.precision import _switches, full_precision, in_use
+from epsilons.training import checkpoints, performance
 from epsilons.training.datasets import data_source, first_record
-from epsilons.training.trial import Trial
+from epsilons.training.performance import Trial
 from shares import share
 from small_runs import parameters_of, private_over, some_budgets, some_plan, train
 
@@ -135,7 +136,7 @@ def drawing() -> nn.Module:
 
 
 def tried(model: nn.Module, data) -> bool:
-    return layout.prefers_channels_last(model) and Trial.of(model, first_record(data_source(data))).takes_channels_last
+    return modules.prefers_channels_last(model) and Trial.of(model, first_record(data_source(data))).takes_channels_last
 
 
 @pytest.mark.parametrize("make", [Viewed, Strided, Named, wide, drawing], ids=lambda make: make.__name__)

@@ -13,9 +13,9 @@ import torch
 import epsilons
 import program
 from epsilons.auditing.canaries import CANARY_ROWS, AttackConfig, canaries
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import InputError
 from epsilons.training.microbatches import Clipper
-from epsilons.training.randomness import Randomness
 from sums import OVERSTATED
 
 STEPS = 30

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import Prepared, budgets_to_train, prepare
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import Prepared, budgets_to_train, prepare
 from epsilons.data.infer import is_identifier
 from epsilons.errors import EpsilonsError, EpsilonsWarning
 from program import epsilons

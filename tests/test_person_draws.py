@@ -12,11 +12,10 @@ import torch
 
 import epsilons
 from epsilons.auditing.membership import attack
+from epsilons.auditing.stacked.architecture import check_members
+from epsilons.draws.persons_rows import Persons, Readings, check_size, persons_of
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import BudgetError, DataError, InputError
-from epsilons.training.ownership import check_size, persons_of
-from epsilons.training.persons import Persons, Readings
-from epsilons.training.randomness import Randomness
-from epsilons.training.stacked.checks import check_members
 from epsilons.training.validation import warn_if_rounding_is_not_covered
 from people import SIZES, a_model, a_plan, budgets, private_over, visits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from epsilons.training.clipping import ENGINES
+from epsilons.clipping import ENGINES
 from people import NO_PERSON, NORMS, SIZES, STEPS, WEIGHTS, clipped, drawn, rows_seen, run, visits
 
 DATA = visits()

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import epsilons
+from epsilons.clipping import ENGINES
+from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import DataError, InputError
 from epsilons.opacus import PrivacyEngine
-from epsilons.training.clipping import ENGINES
-from epsilons.training.foreign_loop import ForeignLoop
 from people import (
     BATCH,
     KEY,

@@ -22,7 +22,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import rdp
-from epsilons.accounting.batched import Histories, batch_epsilon
+from epsilons.accounting.calibration import Histories, batch_epsilon
 from epsilons.errors import EpsilonsError, EpsilonsWarning, PlanError
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import digest_of, sealed

@@ -14,7 +14,7 @@ from torch import nn
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.cli import dry_run, train_config
-from epsilons.cli.settings import parse_settings, with_settings
+from epsilons.configs.config_file import parse_settings, with_settings
 from epsilons.errors import InputError, PlanError
 from program import CONFIG, change, epsilons, files, people, python
 

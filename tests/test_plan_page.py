@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.planning import advise, odds
+from epsilons.planning import advise, risk_profile
 from epsilons.reporting.html import plan_page
 from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page
 from program import CONFIG, change, epsilons, people, python
@@ -64,12 +64,12 @@ def test_no_column_is_hidden_or_scrolled_away_on_a_small_screen():
 def test_the_page_shows_the_odds_and_certified_spends_of_each_tier():
     made = three("sample")
     content = make_page(made, About())
-    rights = odds.right_guesses(made)
+    rights = risk_profile.right_guesses(made)
     assert [tier.right for tier in content.tiers] == rights.tolist()
     assert [tier.count for tier in content.tiers] == made.counts.tolist()
     page = text(shown(made))
     for right in rights:
-        assert odds.sentence(int(right), shares_declared=False) in page
+        assert risk_profile.sentence(int(right), shares_declared=False) in page
     assert "Every record has a limit" in page
     assert "never shown on their own" in page
 
@@ -84,7 +84,7 @@ def test_strategies_are_compared_by_their_own_plans():
         influence = [float(row[column]) for row in cells(content, "Influence").values()]
         assert np.allclose(influence, other.influence, rtol=5e-3)
         guesses = [int(row[column]) for row in cells(content, "Right guesses of 100").values()]
-        assert guesses == odds.right_guesses(other).tolist()
+        assert guesses == risk_profile.right_guesses(other).tolist()
     assert [row[2] for row in cells(content, "ε spent").values()] == ["0", "2", "2"]
 
 
@@ -109,7 +109,7 @@ def test_a_plan_with_few_people_shows_only_what_follows_from_the_shown_promises(
     assert "digest" not in page
     assert "Where accuracy is lost" not in page
     assert "Fewer than 20 records hold some of these budgets" in text(page)
-    assert f"at most {odds.right_of_promise(10.0, 1e-5)} of 100" in text(page)
+    assert f"at most {risk_profile.right_of_promise(10.0, 1e-5)} of 100" in text(page)
 
 
 def test_many_budgets_are_merged_into_a_few_rows():
@@ -118,7 +118,7 @@ def test_many_budgets_are_merged_into_a_few_rows():
     assert len(content.tiers) <= MOST_ROWS
     assert sum(tier.count or 0 for tier in content.tiers) == 700
     made = plan(Budgets(epsilons_), RECIPE, "scale", "rdp")
-    assert max(tier.right or 0 for tier in content.tiers) == odds.right_guesses(made).max()
+    assert max(tier.right or 0 for tier in content.tiers) == risk_profile.right_guesses(made).max()
 
 
 def test_persons_and_declared_shares_are_named():
@@ -181,7 +181,7 @@ def test_the_bar_of_odds_begins_at_none_of_100_as_in_a_report():
     """A bar that began at 50 would show 57 of 100 as a seventh of certainty."""
     page = shown(three())
     widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="20" width="(\d+)%"', page)
-    assert [50 + int(width) for width in widths] == odds.right_guesses(three()).tolist()
+    assert [50 + int(width) for width in widths] == risk_profile.right_guesses(three()).tolist()
 
 
 def test_the_page_says_what_happens_if_a_person_withdraws():

@@ -13,8 +13,8 @@ import pytest
 
 import oracles
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
-from epsilons.accounting import one_step, pld
-from epsilons.disclosure import has_small_cells
+from epsilons.accounting import pld
+from epsilons.core.disclosure import has_small_cells
 from epsilons.errors import EpsilonsWarning, InfeasibleBudgetError
 
 RECORDS = 20_000
@@ -62,8 +62,8 @@ def judged(row: SampledGaussian, delta: float, level: float, used_up: bool) -> s
     elif steps == 2 and sigma > 0.2:
         said.add("two steps")
         assert max(oracles.two_steps((q, sigma), (q, sigma), delta, d) for d in oracles.DIRECTIONS) <= level
-    grid = one_step.fitted_grid(row) / 4
-    if q < 1 and one_step.reach(row) / grid < POINTS and steps <= MOST_STEPS:
+    grid = pld.fitted_grid(row) / 4
+    if q < 1 and pld.reach(row) / grid < POINTS and steps <= MOST_STEPS:
         said.add("dp-accounting")
         finer = oracles.dp_accounting_pld(q, sigma, steps, grid).get_epsilon_for_delta(delta)
         assert finer <= level
@@ -127,7 +127,7 @@ def check(seed: int) -> list[set[str]]:
     groups = len(made.epsilons)
     said = []
     for group in {0, groups - 1, *random.permutation(groups)[:2].tolist()}:
-        capped = one_step.fitted_grid(rows[group]) >= one_step.reach(rows[group]) / one_step.MOST_POINTS
+        capped = pld.fitted_grid(rows[group]) >= pld.reach(rows[group]) / pld.MOST_STEP_POINTS
         used_up = accountant == "pld" and not capped and not saturated[group] and bool(used[group])
         said.append(judged(rows[group], float(made.delta[group]), float(made.epsilons[group]), used_up))
     return said

@@ -28,7 +28,7 @@ from torch import nn
 import epsilons
 import some_models
 from epsilons.errors import DataError, RunError
-from epsilons.training.predicting.reading import ROWS
+from epsilons.training.predicting.table_parts import ROWS
 from program import change, python
 from program import epsilons as command
 
@@ -379,7 +379,7 @@ def test_a_network_of_the_caller_gets_the_weights(tmp_path):
 
 
 def test_a_model_of_the_table_is_built_again_for_fit(tmp_path):
-    from epsilons.training.models import build
+    from epsilons.models import build
 
     made = build("mlp", (4,), 3, hidden=[5])
     run = fitted(made, run_dir=tmp_path / "run")

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import epsilons
+from epsilons.clipping import ENGINES
 from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
-from epsilons.training.clipping import ENGINES
 from functional import Model, Records
 from shares import share
 from small_runs import (
@@ -723,7 +723,7 @@ def test_a_run_folder_holds_plan_ledger_and_a_key_that_only_its_owner_reads(tmp_
     for file in run_dir.rglob("*"):
         assert file.is_dir() or (secret not in file.read_bytes() and secret.hex().encode() not in file.read_bytes())
     assert epsilons.Plan.load(run_dir / "plan.json") == some_plan()
-    assert epsilons.ledger.read_charges(run_dir / "ledger.jsonl", some_plan()) == (6,)
+    assert epsilons.ledger.ledger.read_charges(run_dir / "ledger.jsonl", some_plan()) == (6,)
 
 
 def test_the_key_is_gone_after_the_last_update_even_if_the_loop_is_left_there(tmp_path):
@@ -747,7 +747,7 @@ def test_closing_early_keeps_the_charges_and_the_key_of_a_run_that_can_resume(tm
         if for_good:
             private.finish()
     assert (run_dir / "secret" / "key").exists() is not for_good
-    assert 1 <= epsilons.ledger.read_charges(run_dir / "ledger.jsonl", some_plan())[0] <= 6
+    assert 1 <= epsilons.ledger.ledger.read_charges(run_dir / "ledger.jsonl", some_plan())[0] <= 6
     with pytest.raises(LedgerError, match="closed"):
         private.ledger.charge(0, 1)
 

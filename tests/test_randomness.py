@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from epsilons.draws import randomness as randomness_module
+from epsilons.draws.randomness import BLOCK, COIN_BITS, SOURCES, Randomness, sample_hash, thresholds
 from epsilons.errors import InputError
-from epsilons.training import normals
-from epsilons.training import randomness as randomness_module
-from epsilons.training.normals import BLOCK
-from epsilons.training.randomness import COIN_BITS, SOURCES, Randomness, sample_hash, thresholds
 
 #: How often each statistical check below would fail by chance, under a fresh key.
 FALSE_ALARM = 1e-6
@@ -296,7 +294,7 @@ def test_noise_has_the_same_bits_for_any_number_of_threads(source):
 
 def test_threads_share_the_blocks_and_an_error_in_any_of_them_is_raised(monkeypatch):
     """Each waits until another has begun: with one thread this would never end."""
-    begun, true = threading.Barrier(3, timeout=30), normals.fill
+    begun, true = threading.Barrier(3, timeout=30), randomness_module.fill
 
     def fill(words: np.ndarray, values: np.ndarray) -> None:
         begun.wait()
@@ -304,7 +302,7 @@ def test_threads_share_the_blocks_and_an_error_in_any_of_them_is_raised(monkeypa
         if threading.current_thread() is not threading.main_thread():
             raise ArithmeticError("from a thread")
 
-    monkeypatch.setattr(normals, "fill", fill)
+    monkeypatch.setattr(randomness, "fill", fill)
     with pytest.raises(ArithmeticError, match="from a thread"):
         randomness().noise(0, 0, 3 * BLOCK, 3)
 
@@ -363,7 +361,7 @@ def test_a_pair_is_box_and_mullers_to_the_last_digits():
     words = np.concatenate([words, edges], axis=1)
     pairs = [exactly(int(a), int(b)) for a, b in words.T]
     values = np.empty(2 * len(pairs))
-    normals.fill(words.reshape(-1).copy(), values)
+    randomness_module.fill(words.reshape(-1).copy(), values)
     for found, wanted in zip(values, [a for a, _ in pairs] + [b for _, b in pairs], strict=True):
         assert abs(found - wanted) <= 2.0**-50 * abs(wanted) + 1e-25
 
@@ -371,16 +369,16 @@ def test_a_pair_is_box_and_mullers_to_the_last_digits():
 def test_an_odd_count_leaves_out_the_last_pair_s_second_half():
     words = np.random.default_rng(0).integers(0, 2**64, 10, dtype=np.uint64)
     odd, even = np.empty(9), np.empty(10)
-    normals.fill(words.copy(), odd)
-    normals.fill(words.copy(), even)
+    randomness_module.fill(words.copy(), odd)
+    randomness_module.fill(words.copy(), even)
     assert odd.tolist() == even[:9].tolist()
 
 
 def test_the_largest_value_is_that_of_the_docstring():
     values = np.empty(2)
-    normals.fill(np.zeros(2, dtype=np.uint64), values)
+    randomness_module.fill(np.zeros(2, dtype=np.uint64), values)
     assert values.max() == pytest.approx(np.sqrt(126 * np.log(2)), rel=1e-15)
-    assert "9.345" in normals.__doc__
+    assert "9.345" in randomness_module.__doc__
     assert round(values.max(), 3) == 9.345
     assert 2 * stats.norm.sf(values.max()) == pytest.approx(9e-21, rel=0.05)
 
@@ -391,7 +389,7 @@ def test_the_tails_are_as_heavy_as_they_must_be_beyond_five_sigma():
     words = generator.integers(0, 2**64, 2 * pairs, dtype=np.uint64)
     words[:pairs] >>= np.uint64(12)
     values = np.empty(2 * pairs)
-    normals.fill(words, values)
+    randomness_module.fill(words, values)
     for far in (5.0, 5.5, 6.0, 6.5):
         assert far**2 / 2 > 12 * np.log(2)  # such values have a radius of at least as much, and so a u below 2⁻¹²
         expected = 2 * stats.norm.sf(far) * 2**12
@@ -455,8 +453,8 @@ def test_secure_noise_is_half_the_sum_of_four_normals_on_that_stream():
     count = BLOCK // 4 + 5
     words = SOURCES["secure"](KEY).integers(4 * count)
     four = [np.empty((4, BLOCK // 4)), np.empty((4, 5))]
-    normals.fill(words[:BLOCK].copy(), four[0].reshape(-1))
-    normals.fill(words[BLOCK:].copy(), four[1].reshape(-1))
+    randomness_module.fill(words[:BLOCK].copy(), four[0].reshape(-1))
+    randomness_module.fill(words[BLOCK:].copy(), four[1].reshape(-1))
     expected = np.concatenate([part.sum(0) / 2 for part in four])
     assert np.allclose(normals_of(KEY, count, "secure"), expected, rtol=1e-12)
 

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from epsilons.ledger.ledger.ledger import Ledger, read_account, read_charges
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -33,12 +34,11 @@ from typer.testing import CliRunner
 import epsilons
 from epsilons import Plan
 from epsilons.cli import app
+from epsilons.draws.persons_rows import Draws
+from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import InputError, RankError
-from epsilons.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks, check_sum, hash_of
-from epsilons.training.randomness import Randomness, key_from_seed
-from epsilons.training.sampling import Draws
 from options import split
 from pages import ROOT, blocks
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, default_collate
 
+from epsilons.draws.persons_rows import Persons
+from epsilons.draws.randomness import Randomness
 from epsilons.training.datasets import PhysicalBatch, TensorSource, data_source
-from epsilons.training.persons import Persons
-from epsilons.training.randomness import Randomness
 
 ROWS, CPU = 60, torch.device("cpu")
 RANDOMNESS = Randomness(bytes(range(32)))

@@ -11,8 +11,7 @@ import pytest
 import epsilons
 from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, cohorts
-from epsilons.registry.databases import refuse_network
-from epsilons.registry.schema import PAGE
+from epsilons.registry.databases import PAGE, refuse_network
 from registries import (
     KEY,
     LAST_LINE,

@@ -12,8 +12,8 @@ from adversaries import DELTA, EPSILON, conversion, costs, divergence, exact_del
 from epsilons.accounting import filter as filter_
 from epsilons.errors import RegistryRefusedError
 from epsilons.registry import Registry, Roster
-from epsilons.registry.amounts import MOST, UNIT
 from epsilons.registry.cohorts import move
+from epsilons.registry.rosters import MOST, UNIT
 
 #: One lifetime budget: every branch of every tree is a person of their own.
 PEOPLE = 3000

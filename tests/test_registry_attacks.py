@@ -11,8 +11,8 @@ import pytest
 
 from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, Table, databases
-from epsilons.registry.amounts import MOST, MOST_ROWS, UNIT
-from epsilons.registry.schema import PAGE
+from epsilons.registry.databases import PAGE
+from epsilons.registry.rosters import MOST, MOST_ROWS, UNIT
 from registries import KEY, LAST_LINE, begin, only_sqlite, reserve, settle, table, using
 
 IDS = [f"p{i}" for i in range(40)]

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from epsilons.ledger.ledger.account import NO_LINE, line_hash
+from epsilons.ledger.ledger.ledger import Ledger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import old_registries
 import program
-from epsilons.account import NO_LINE, line_hash
 from epsilons.cli import registry_people, train_config
 from epsilons.errors import EpsilonsWarning
-from epsilons.ledger import Ledger
 from epsilons.planning import Plan
 from epsilons.registry import Registry, Reservation
 from program import files

@@ -17,7 +17,7 @@ import pytest
 import old_registries
 import program
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, copies, exports, schema
+from epsilons.registry import Registry, copies, databases, evidence
 from epsilons.registry.databases import database
 from epsilons.registry.requests import roles_script
 from houses import build
@@ -112,7 +112,7 @@ def test_a_restored_backup_is_the_same_registry_on_any_database(place, target):
         settle(restored, "two", [5])
         restored.enrol(["zz900"], 3.0)
         assert restored.verify().is_right
-        exports.compare(restored, exports.read_export(Path("a.json")))
+        evidence.compare(restored, evidence.read_export(Path("a.json")))
 
 
 def test_a_backup_is_one_file_for_its_owner_alone_whatever_the_umask(place):
@@ -336,7 +336,7 @@ def test_who_may_not_read_everything_makes_no_backup(postgres, tmp_path, login):
 
 def overwrite(place, cohorts):
     """Write the only page as a runner's raw SQL could."""
-    stored = schema.packed(np.asarray(cohorts, dtype=np.int32))
+    stored = databases.packed(np.asarray(cohorts, dtype=np.int32))
     if place[0].startswith("sqlite"):
         with closing(sqlite3.connect(place[0].removeprefix("sqlite:///"))) as connection, connection:
             connection.execute("update page set cohorts = ?", (stored,))

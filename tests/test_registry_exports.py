@@ -13,7 +13,7 @@ import pytest
 
 import program
 from epsilons.errors import RegistryRefusedError
-from epsilons.registry import Registry, Roster, exports
+from epsilons.registry import Registry, Roster, evidence
 from registries import table
 
 URL = "sqlite:///people.db"
@@ -106,10 +106,10 @@ def test_no_coarse_number_shows_what_one_person_did(seed):
     budgets = {f"p{i}": 1.0 for i in range(30)} | {f"q{i}": 2.0 for i in range(70)} | {f"r{i}": 4.0 for i in range(35)}
     with Registry.create(URL) as opened:
         opened.enrol(list(budgets), list(budgets.values()))
-        before, runs = exports.export(opened, counts=True), 0
+        before, runs = evidence.export(opened, counts=True), 0
         for _ in range(9):
             runs = change_one(opened, rng, budgets, runs)
-            after = exports.export(opened, counts=True)
+            after = evidence.export(opened, counts=True)
             different = {name for name in before if before[name] != after[name]}
             assert different <= {"head", "time"}
         assert before["counts"] == expected(budgets, runs)
@@ -218,7 +218,7 @@ def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     with Registry.create(f"sqlite:///{folder}/people.db") as opened:
         opened.enrol(["zz0"], 3.0)
-        return folder, exports.export(opened)
+        return folder, evidence.export(opened)
 
 
 @pytest.mark.parametrize("change", BAD.values(), ids=BAD)

@@ -8,13 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from epsilons.ledger.ledger.ledger import Ledger
+from epsilons.ledger.ledger.run_folder import RunFolder
 
 import program
-from epsilons import run_folder
 from epsilons.errors import RegistryError
-from epsilons.ledger import Ledger
+from epsilons.ledger.ledger import run_folder
 from epsilons.registry import Registry, pending
-from epsilons.run_folder import RunFolder
 from registries import VISITS, begin, reserve, table
 from test_registry_cli import IDS, URL
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, chain, databases
+from epsilons.registry import Registry, databases
 from old_registries import GHOST, IDS, REPLAYED, build, write
 from registries import KEY, LAST_LINE, OTHER_KEY, begin, outside, reserve, table
 
@@ -222,7 +222,9 @@ def test_a_statement_that_cannot_be_read_is_quarantined_with_its_rows(place):
         base = registry._database
 
         def work():
-            chain.add(base, "enrol", digest="0" * 64, first=40, people=1, names=hashlib.sha256(bytes(16)).hexdigest())
+            databases.add(
+                base, "enrol", digest="0" * 64, first=40, people=1, names=hashlib.sha256(bytes(16)).hexdigest()
+            )
             base.run("insert into statement select number, 0, %s from head", b"nothing")
             base.load("person", [(bytes(16), 40)])
 

@@ -15,7 +15,7 @@ import pytest
 import registry_twin as twin
 from epsilons.accounting import rdp
 from epsilons.registry import Registry
-from epsilons.registry.amounts import caps
+from epsilons.registry.rosters import caps
 from registry_forging import Draft
 from registry_mutations import EACH, MUTATIONS, OnPostgres, OnSqlite, memory, outcomes
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import program
-from epsilons.cli import registry, registry_roles
+from epsilons.cli import registry_command
 from epsilons.errors import EpsilonsError
 from epsilons.registry import Registry, Roster, Table
 from registries import VISITS
@@ -107,9 +107,9 @@ def is_numeric(hint):
 
 
 def test_every_numeric_option_of_the_registrys_commands_is_tried_here():
-    assert registry_roles.app is registry.app
+    assert registry_command.app is registry_command.app
     found = set()
-    for info in registry.app.registered_commands:
+    for info in registry_command.app.registered_commands:
         hints = typing.get_type_hints(info.callback, include_extras=True)
         found |= {(info.name, name) for name, hint in hints.items() if is_numeric(hint)}
     assert found == set(CALLS)

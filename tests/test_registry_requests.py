@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsilons.registry import Registry, chain, exports, requests
+from epsilons.registry import Registry, databases, evidence, requests
 from epsilons.registry.requests import NO_NUMBER_LEFT, REPLACED, carry_out, on_grid
 from houses import IDS, build
 from registries import reserve, table
@@ -223,14 +223,14 @@ def test_readers_wait_for_no_writer(place):
         before = registry.head
 
         def work():
-            chain.add(registry._database, "quota", project="x", share=0.5)
+            databases.add(registry._database, "quota", project="x", share=0.5)
             with Registry(*place) as reader:
                 assert reader.verify().is_right
                 assert reader.summary().people == "40"
                 assert reader.account(IDS).can_take_part.all()
                 assert reader.head == before
                 assert reader.runs_of("p1")[0].run == "one"
-                assert exports.export(reader)["head"]["number"] == before[0]
+                assert evidence.export(reader)["head"]["number"] == before[0]
             raise GivenUp
 
         with pytest.raises(GivenUp):

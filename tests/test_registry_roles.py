@@ -9,7 +9,7 @@ import pytest
 
 from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Roster
-from epsilons.registry.chain import _hash
+from epsilons.registry.databases import _hash
 from houses import IDS, build
 from registries import begin, reserve, settle, table
 

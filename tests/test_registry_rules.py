@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, Roster, chain
+from epsilons.registry import Registry, Roster, databases
+from epsilons.registry.databases import PAGE, packed
 from epsilons.registry.rosters import digest
 from epsilons.registry.runs import _digest
-from epsilons.registry.schema import PAGE, packed
 from houses import IDS, build
 from registries import FIRST_LINE, KEY, LAST_LINE, OTHER_KEY, THIRD_KEY, begin, reserve, settle, table
 
@@ -33,7 +33,7 @@ NAN = float("nan")
 
 def said(kind, **facts):
     """An event that is added as the library does it."""
-    return lambda database: chain.add(database, kind, **facts)
+    return lambda database: databases.add(database, kind, **facts)
 
 
 def written(body, at=1):
@@ -41,7 +41,7 @@ def written(body, at=1):
 
     def write(database):
         ((number, last),) = database.run("select number, hash from head")
-        new = chain._hash(last, body)
+        new = databases._hash(last, body)
         database.run("insert into event values (%s, %s, %s, %s)", number + at, last, new, body)
         database.run("update head set number = %s, hash = %s", number + at, new)
 
@@ -480,7 +480,7 @@ def test_an_event_is_never_earlier_than_the_one_before(place, monkeypatch):
             return datetime.datetime.now(tz) - datetime.timedelta(days=1)
 
     with Registry.create(*place) as registry:
-        monkeypatch.setattr(chain, "datetime", Behind)
+        monkeypatch.setattr(databases, "datetime", Behind)
         registry.enrol(IDS, 1.0)
         times = [
             json.loads(text)["time"] for (text,) in registry._database.run("select body from event order by number")

@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 import epsilons
 import some_models
 from encoders import TRAINED_ON, tiny_encoder
-from epsilons import release_folder
 from epsilons.errors import EpsilonsError, RunError
-from epsilons.reporting.card import in_markdown
+from epsilons.ledger.ledger import model_file
+from epsilons.reporting.releasing import in_markdown
 from program import CONFIG, change, files, people
 from program import epsilons as command
 
@@ -296,7 +296,7 @@ def test_random_files_with_fitting_checksums_are_refused(released, finished, tmp
         for _ in range(coins.choice([1, 3, 30])):
             content[coins.randrange(len(content))] = coins.randrange(256)
         (folder / name).write_bytes(content)
-        release_folder.write_sums(folder)
+        model_file.write_sums(folder)
         done = command("predict", folder, finished / "people.csv", "-o", folder / "scored.csv")
         outcomes.add(done.code)
         if done.code:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.replaced import called_with
+from epsilons.clipping.vmap import called_with
 from functional import Model
 from sums import CLOSE, attached, away, length
 from zoo import Case, flat

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, plan, run_counts
-from epsilons.errors import EpsilonsWarning, RunError
-from epsilons.escaping import UNPRINTABLE
-from epsilons.planning import odds
+from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.errors import UNPRINTABLE, EpsilonsWarning, RunError
+from epsilons.ledger.ledger import plan_folder
+from epsilons.planning import risk_profile
 from epsilons.reporting import dumps, html
 from epsilons.reporting.about import about_of, period_of
-from epsilons.reporting.narrow import labelled
+from epsilons.reporting.html import labelled
 from epsilons.reporting.origins import origins_of
 from test_reporting import Page, make_run
 
@@ -53,7 +53,7 @@ def pages(path: Path) -> tuple[str, str]:
 
 def test_both_versions_state_the_odds_of_the_certified_profile(tmp_path, two):
     inside, outside = both(make_run(tmp_path / "run", two, metadata={"person": EACH_ROW}))
-    expected = odds.right_guesses(two).tolist()
+    expected = risk_profile.right_guesses(two).tolist()
     for values in (inside, outside):
         assert [row["right_guesses"] for row in values["groups"]] == expected
         for right, sentence in zip(expected, values["odds"], strict=True):
@@ -68,11 +68,11 @@ def test_odds_for_release_do_not_depend_on_what_fewer_than_20_chose(tmp_path):
         made = plan(Budgets([1.0] * 600 + [few] * 3 + [4.0] * 380), RECIPE, "sample", "rdp")
         path = make_run(tmp_path / str(few), made)
         inside, outside = both(path)
-        assert [row["right_guesses"] for row in inside["groups"]] == odds.right_guesses(made).tolist()
+        assert [row["right_guesses"] for row in inside["groups"]] == risk_profile.right_guesses(made).tolist()
         shown.append([(row["label"], row["right_guesses"]) for row in outside["groups"]])
         assert "it would depend on what fewer than 20 people chose" in pages(path)[1]
     assert shown[0] == shown[1]
-    assert [right for _, right in shown[0]] == [odds.right_of_promise(1.0, 1e-5), None]
+    assert [right for _, right in shown[0]] == [risk_profile.right_of_promise(1.0, 1e-5), None]
 
 
 def test_under_declared_shares_the_guess_is_about_presence(tmp_path):
@@ -338,12 +338,12 @@ def test_a_damaged_audit_or_one_of_another_plan_is_an_error(tmp_path, two, text,
 
 
 def counted(path: Path, plan: Plan, roster: bytes, data: str) -> Path:
-    return make_run(path, plan, counted=run_counts.begin((roster,), data))
+    return make_run(path, plan, counted=plan_folder.begin((roster,), data))
 
 
 def test_two_runs_of_one_roster_count_two_and_a_release_shows_nothing(tmp_path, two, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv(run_counts.VARIABLE)
+    monkeypatch.delenv(plan_folder.VARIABLE)
     first, second = (counted(tmp_path / name, two, b"roster", name) for name in ("first", "second"))
     other = counted(tmp_path / "other", two, b"another roster", "first")
     for path in (first, second):

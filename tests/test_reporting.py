@@ -17,21 +17,22 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from epsilons.ledger.ledger.ledger import Ledger
+from epsilons.ledger.ledger.run_folder import RunFolder, versions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, disclosure, plan
+from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import rdp
-from epsilons.disclosure import SMALLEST_SHOWN
+from epsilons.core import disclosure
+from epsilons.core.disclosure import SMALLEST_SHOWN
+from epsilons.core.mechanism import Groups, SampledGaussian
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
-from epsilons.ledger import Ledger
-from epsilons.mechanism import Groups, SampledGaussian
 from epsilons.reporting import dumps
-from epsilons.reporting.accuracy import wilson
 from epsilons.reporting.html import drawn
-from epsilons.run_folder import RunFolder, versions
+from epsilons.reporting.population import wilson
 from program import epsilons as program
 from program import python
 

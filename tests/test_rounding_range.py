@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import epsilons
+from epsilons.clipping.engine import SHRINK, is_covered
 from epsilons.errors import EpsilonsWarning
-from epsilons.training.clipping.engine import SHRINK, is_covered
 from small_runs import of_phases, private_over
 
 BUDGETS = epsilons.Budgets([500.0, 1000.0] * 6, delta=1e-3)

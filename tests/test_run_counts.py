@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from epsilons import run_counts
+from epsilons.ledger.ledger import plan_folder
 
 ONE, OTHER = (b"\x01" * 80, b"delta"), (b"\x02" * 80, b"delta")
 
@@ -20,43 +20,43 @@ ONE, OTHER = (b"\x01" * 80, b"delta"), (b"\x02" * 80, b"delta")
 @pytest.fixture
 def state(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv(run_counts.VARIABLE)
+    monkeypatch.delenv(plan_folder.VARIABLE)
     return tmp_path / "state" / "epsilons"
 
 
 def test_two_runs_of_one_roster_count_two_and_another_counts_one(state):
-    first, second = run_counts.begin(ONE, "data"), run_counts.begin(ONE, "other data")
-    alone = run_counts.begin(OTHER, "data")
-    assert run_counts.count(first) == run_counts.count(second) == run_counts.Count(2, 1, 0)
-    assert run_counts.count(alone) == run_counts.Count(1, 1, 0)
-    assert run_counts.count(run_counts.begin(ONE, "data")) == run_counts.Count(3, 2, 0)
+    first, second = plan_folder.begin(ONE, "data"), plan_folder.begin(ONE, "other data")
+    alone = plan_folder.begin(OTHER, "data")
+    assert plan_folder.count(first) == plan_folder.count(second) == plan_folder.Count(2, 1, 0)
+    assert plan_folder.count(alone) == plan_folder.Count(1, 1, 0)
+    assert plan_folder.count(plan_folder.begin(ONE, "data")) == plan_folder.Count(3, 2, 0)
 
 
 def test_where_one_part_of_a_roster_ends_counts():
     secret = bytes(32)
-    assert run_counts._tag(secret, "roster", [b"ab", b"c"]) != run_counts._tag(secret, "roster", [b"a", b"bc"])
-    assert run_counts._tag(secret, "roster", [b"a"]) != run_counts._tag(secret, "data", [b"a"])
+    assert plan_folder._tag(secret, "roster", [b"ab", b"c"]) != plan_folder._tag(secret, "roster", [b"a", b"bc"])
+    assert plan_folder._tag(secret, "roster", [b"a"]) != plan_folder._tag(secret, "data", [b"a"])
 
 
 def test_only_the_owner_may_read_the_state(state):
-    run_counts.begin(ONE, "data")
+    plan_folder.begin(ONE, "data")
     assert {stat.S_IMODE(file.stat().st_mode) for file in state.iterdir()} == {0o600}
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     assert sorted(file.name for file in state.iterdir()) == ["runs.jsonl", "secret"]
 
 
 def test_tags_cannot_be_computed_without_the_secret(state, tmp_path, monkeypatch):
-    here = run_counts.begin(ONE, "data")
+    here = plan_folder.begin(ONE, "data")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-    there = run_counts.begin(ONE, "data")
+    there = plan_folder.begin(ONE, "data")
     assert here.keys() == there.keys()
     assert all(here[name] != there[name] for name in here)
-    assert run_counts.count(here) is None  # a copy of the run's folder on another machine
+    assert plan_folder.count(here) is None  # a copy of the run's folder on another machine
 
 
 def test_counting_can_be_turned_off(state, monkeypatch):
-    monkeypatch.setenv(run_counts.VARIABLE, "0")
-    assert run_counts.begin(ONE, "data") == {"reason": run_counts.OFF}
+    monkeypatch.setenv(plan_folder.VARIABLE, "0")
+    assert plan_folder.begin(ONE, "data") == {"reason": plan_folder.OFF}
     assert not state.exists()
 
 
@@ -71,7 +71,7 @@ def short_secret(state: Path) -> None:
 
 
 def open_secret(state: Path) -> None:
-    run_counts.begin(ONE, "data")
+    plan_folder.begin(ONE, "data")
     (state / "secret").chmod(0o644)
 
 
@@ -94,24 +94,24 @@ def pipe_of_lines(state: Path) -> None:
 )
 def test_a_state_folder_that_cannot_be_used_is_a_reason_and_no_error(state, break_it):
     break_it(state)
-    tags = run_counts.begin(ONE, "data")
+    tags = plan_folder.begin(ONE, "data")
     assert tags.keys() == {"reason"}
-    assert run_counts.count(tags) is None
+    assert plan_folder.count(tags) is None
 
 
 def test_no_home_folder_is_a_reason_and_no_error(state, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "relative/paths/are/ignored")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert run_counts.begin(ONE, "data") == {"reason": run_counts.UNUSABLE}
+    assert plan_folder.begin(ONE, "data") == {"reason": plan_folder.UNUSABLE}
 
 
 def test_damaged_lines_and_lines_of_another_secret_are_counted_as_unreadable(state):
-    before = run_counts.begin(ONE, "data")
+    before = plan_folder.begin(ONE, "data")
     (state / "secret").unlink()
     with (state / "runs.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\n[1, 2]\n{"run": 3}\n' + b"[" * 100_000 + b"\n" + json.dumps(before).encode()[:40])
-    tags = run_counts.begin(ONE, "data")
-    assert run_counts.count(tags) == run_counts.Count(1, 1, 6)
+    tags = plan_folder.begin(ONE, "data")
+    assert plan_folder.count(tags) == plan_folder.Count(1, 1, 6)
 
 
 def test_runs_that_begin_at_once_share_the_secret_and_lose_no_line(state):
@@ -124,4 +124,4 @@ def test_runs_that_begin_at_once_share_the_secret_and_lose_no_line(state):
         words = [sys.executable, "-c", code]
         made = list(pool.map(lambda _: subprocess.run(words, capture_output=True, text=True, check=True), range(3)))
     assert len({one.stdout for one in made}) == 1
-    assert run_counts.count(run_counts.begin((b"x",), "data")) == run_counts.Count(64, 64, 0)
+    assert plan_folder.count(plan_folder.begin((b"x",), "data")) == plan_folder.Count(64, 64, 0)

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import epsilons
-from epsilons.training import sampling
-from epsilons.training.persons import evenly
-from epsilons.training.randomness import SOURCES, Randomness, thresholds
-from epsilons.training.sampling import MOST_COINS, Draws, heads, rate_classes, subset, successes
+from epsilons.draws import persons_rows
+from epsilons.draws.persons_rows import MOST_COINS, Draws, evenly, heads, rate_classes, subset, successes
+from epsilons.draws.randomness import SOURCES, Randomness, thresholds
 from options import split
 from small_runs import of_phases
 
@@ -211,7 +210,7 @@ def test_halvings_and_coins_together_are_the_threshold_exactly(rates):
 @pytest.mark.parametrize("coins", [0, 1, 63, 64, 65, 128, 300])
 @pytest.mark.parametrize("at_once", [1, 2, 2**20])
 def test_heads_are_the_ones_among_exactly_so_many_bits(coins, at_once, monkeypatch):
-    monkeypatch.setattr(sampling, "WORDS_AT_ONCE", at_once)
+    monkeypatch.setattr(persons_rows, "WORDS_AT_ONCE", at_once)
     bits, left, words = 0, coins, Randomness(bytes(32)).stream("coins")
     while left > 0:
         word = int(words.integers(1)[0])
@@ -272,7 +271,7 @@ def test_the_plans_number_of_records_alone_chooses_the_method():
 
 @pytest.mark.parametrize("largest", [3, 1000])
 def test_a_run_hands_out_those_records_whatever_the_physical_batches(largest, monkeypatch):
-    monkeypatch.setattr(sampling, "MOST_COINS", 10)
+    monkeypatch.setattr(persons_rows, "MOST_COINS", 10)
     budgets = epsilons.Budgets(np.resize([1e4, 2e4, 3e4], 300), delta=1e-7)
     plan, model = plan_for(300), torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import DataError, InputError
 from epsilons.training import EvalData
-from epsilons.training.evaluation import evaluate
-from epsilons.training.losses import LOSSES
-from epsilons.training.scores import Scale
+from epsilons.training.fitting.evaluation import Scale, evaluate
+from epsilons.training.fitting.losses import LOSSES
 from program import CONFIG, change, people
 from program import epsilons as command
 

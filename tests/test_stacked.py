@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
+from epsilons.auditing.stacked import StackedModel, stack, train_stacked, unstackable
+from epsilons.auditing.stacked.stack import MemberDraws
+from epsilons.draws.persons_rows import Draws
+from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import DataError, InputError, ModelError
 from epsilons.planning import STRATEGIES
-from epsilons.training.randomness import Randomness, key_from_seed
-from epsilons.training.sampling import Draws
-from epsilons.training.stacked import StackedModel, sums, train_stacked, unstackable
-from epsilons.training.stacked.draws import MemberDraws
 from small_runs import (
     CLASSES,
     FEATURES,
@@ -175,7 +175,7 @@ def test_draws_without_any_member_are_noise_alone():
 @pytest.mark.parametrize("method", ["coins", "counts"])
 def test_the_members_draws_are_the_draws_of_a_run_without_the_others(method, monkeypatch):
     if method == "counts":
-        monkeypatch.setattr("epsilons.training.sampling.MOST_COINS", 10)
+        monkeypatch.setattr("epsilons.draws.persons_rows.MOST_COINS", 10)
     plan = tabled()
     group, sources = some_budgets(tuple(plan.epsilons.tolist())).group, [Randomness.fresh(k) for k in range(MODELS)]
     draws = MemberDraws(plan, group, members(), sources)
@@ -236,7 +236,7 @@ def test_a_model_is_the_same_in_a_stack_of_one_and_of_five():
 def test_a_stack_computed_model_by_model_is_the_same(monkeypatch):
     plan, model = some_plan("sample", steps=STEPS, levels=BUDGETS), started(lambda: perceptron(5))
     at_once = stacked(model, plan).parameters
-    monkeypatch.setitem(sums.BYTES_AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(stack.BYTES_AT_ONCE, "cpu", 1)
     assert difference(stacked(model, plan).parameters, at_once) <= 1e-5
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from epsilons.training.clipping import products, summing
-from epsilons.training.clipping.summing import ROWS_AT_ONCE
+from epsilons.clipping import summing
+from epsilons.clipping.summing import ROWS_AT_ONCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +38,7 @@ def sides(records: int, time: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def skip_without_onednn(path: str) -> None:
-    if path == "one by one" and products.INNER_PRODUCT is None:
+    if path == "one by one" and summing.INNER_PRODUCT is None:
         pytest.skip("needs oneDNN's inner product")
 
 
@@ -86,6 +86,6 @@ def test_products_of_all_are_each_records_own(records, monkeypatch):
     left, right, _ = sides(records, 40)
     expected = torch.einsum("rtk,rtp->rkp", left.double(), right.double())
     for single in (1, 2**60):
-        monkeypatch.setattr(products, "SINGLE", single)
+        monkeypatch.setattr(summing, "SINGLE", single)
         for record in range(records):
-            assert distance(products.products_of_all(left, right)[record], expected[record]) < 1e-6
+            assert distance(summing.products_of_all(left, right)[record], expected[record]) < 1e-6

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from epsilons.ledger.ledger.ledger import Ledger
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from epsilons import Budgets, Plan, Recipe, advise, plan
 from epsilons.cli import app
-from epsilons.disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
+from epsilons.core.disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
+from epsilons.core.mechanism import Groups
 from epsilons.errors import InfeasibleBudgetError, PlanError
-from epsilons.ledger import Ledger
-from epsilons.mechanism import Groups
 from epsilons.planning import STRATEGIES
 from shares import examples, share
 

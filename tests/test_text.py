@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from epsilons.cli.config_file import read_config
-from epsilons.cli.prepare import Prepared, prepare
-from epsilons.data.text import Tokens, token_ids
+from epsilons.configs.config_file import read_config
+from epsilons.configs.prepare import Prepared, prepare
+from epsilons.data.texts import Tokens, token_ids
 from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, features_of_run, hashed_text
 from program import change, epsilons

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch")
 
 from bad_tables import CELLS, table, write
-from epsilons.cli.config_file import read_config
-from epsilons.cli.init_text import MOST_BYTES, text_settings
-from epsilons.data.guess_text import holds_texts
+from epsilons.cli.init import MOST_BYTES, text_settings
+from epsilons.configs.config_file import read_config
+from epsilons.data.guess_values import holds_texts
 from epsilons.data.infer import Column, TableGuess
 from program import change, epsilons
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
+from epsilons.clipping import ENGINES, Engine, NonFiniteGradientError
 from epsilons.errors import BatchDependenceError, CallOrderError, UnsupportedLayerError
-from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError
 from epsilons.training.noisy_update import SCALING
 from sums import attached as attached_to
 from sums import away, length

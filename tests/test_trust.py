@@ -23,6 +23,7 @@ pytest.importorskip("torch")
 import numpy as np
 import pyarrow as pa
 import torch
+from epsilons.ledger.ledger.account import packed, unpacked
 from PIL import Image
 from pyarrow import csv, parquet
 from safetensors.torch import load_file
@@ -30,11 +31,9 @@ from safetensors.torch import load_file
 import hostile
 import some_models
 from epsilons import Predictor
-from epsilons.account import packed, unpacked
 from epsilons.cli import train_config
 from epsilons.data.images import image_inputs
-from epsilons.errors import DataError
-from epsilons.escaping import parsed_json
+from epsilons.errors import DataError, parsed_json
 from program import CONFIG, epsilons, people
 from registries import VISITS
 

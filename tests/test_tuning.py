@@ -23,12 +23,12 @@ from by_hand import a_phase, by_hand
 from epsilons import Budgets, Plan, PlanFolder, Recipe, SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, rdp
 from epsilons.auditing.membership import attack
-from epsilons.auditing.membership.certified import certified
+from epsilons.auditing.membership.outcomes import certified
 from epsilons.auditing.membership.shadows import placebo_plan, shadow_plan
+from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import BudgetExceededError, DataError, PlanError, RunError
 from epsilons.planning import STRATEGIES, risk
 from epsilons.planning.plan_file import sealed
-from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.validation import groups_of
 from small_runs import (
     CLASSES,

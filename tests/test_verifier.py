@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from epsilons.errors import EpsilonsError, RegistryRefusedError
-from epsilons.registry import Registry, Roster, exports
+from epsilons.registry import Registry, Roster, evidence
 from epsilons.registry.databases import database
 from epsilons.registry.verifier import verify
 from histories import SMALL_PAGE, STRANGE, TABLES, History, small_pages, tamper, write_events
@@ -211,7 +211,7 @@ def test_any_value_in_any_column_gives_a_verdict_and_one_line(made, tmp_path):
             assert verdict.is_right <= (is_same or name == "cohort"), (name, column, value)
             with contextlib.suppress(EpsilonsError), Registry(f"sqlite:///{copy}") as registry:
                 registry.summary()
-                exports.export(registry)
+                evidence.export(registry)
     assert tried > 300
 
 

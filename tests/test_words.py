@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning
 from epsilons.accounting import rdp
+from epsilons.ledger.ledger import run_folder
 from epsilons.planning import guarantee
 from experiments import opening, reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict
@@ -177,7 +178,7 @@ def test_the_guarantee_on_the_page_of_concepts_is_the_one_that_plans_print():
 
 
 def test_the_pages_say_how_often_the_default_engine_compares_with_autograd():
-    from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
+    from epsilons.clipping.ghost.ghost import AUDIT_EVERY
 
     for page in ("docs/faq.md", "docs/engine.md"):
         assert_page_says(page, f"he first physical batch of each pattern of operators, and every {AUDIT_EVERY}th")
@@ -283,7 +284,7 @@ def test_the_paper_s_e_2_is_the_experiments_rule_and_not_the_planner_s():
     ours, planners = row[0].split(";")
     assert "every group at the noise multiplier 2.5, for as many steps as its budget allows" in name
     assert "`experiments/strategies.py`" in ours
-    assert "`planning/strategies/sequential.py` has another rule" in planners
+    assert "`planning/strategies/baselines.py` has another rule" in planners
     budgets, recipe = Budgets([1.0] * 500 + [3.0] * 300), Recipe(steps=101, batch_size=50, clip_norm=1.0)
     paper, own = plan(budgets, recipe, one_after_another, "rdp"), plan(budgets, recipe, "sequential", "rdp")
     assert [float(phase.noise_std) for phase in paper.phases] == [2.5, 2.5]

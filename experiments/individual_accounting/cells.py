@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import epsilons
 from epsilons import Plan
 from epsilons.accounting import ACCOUNTANTS, Accountant
+from epsilons.core.mechanism import FloatArray
 from epsilons.errors import InputError, PlanError
-from epsilons.mechanism import FloatArray
 from epsilons.training.features import scattering
 
 from ..settings import RECORDS, Settings

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from epsilons import Plan
 from epsilons.accounting import rdp
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 #: A step at a record's own clip norm costs this many units, so that a plan's cap is a whole number of steps.
 UNITS = 2**40

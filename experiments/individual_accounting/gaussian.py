@@ -14,8 +14,8 @@ import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr
 
 from epsilons import SampledGaussian
+from epsilons.core.mechanism import FloatArray
 from epsilons.errors import PlanError
-from epsilons.mechanism import FloatArray
 
 #: Halvings of the bracket: beyond the last bit of a double.
 _HALVINGS = 80

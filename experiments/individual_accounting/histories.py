@@ -15,7 +15,7 @@ from torch import Tensor
 
 from epsilons import Plan, SampledGaussian
 from epsilons.accounting import pld, rdp
-from epsilons.mechanism import FloatArray, IntArray
+from epsilons.core.mechanism import FloatArray, IntArray
 
 from . import gaussian
 from .filters import fixed_orders

@@ -18,10 +18,10 @@ from torch import Tensor
 
 import epsilons
 from epsilons import Budgets, EvalData
+from epsilons.core.mechanism import FloatArray, IntArray
+from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import InputError
-from epsilons.mechanism import FloatArray, IntArray
-from epsilons.training.models import build
-from epsilons.training.randomness import key_from_seed
+from epsilons.models import build
 
 from ..settings import PateSettings
 from ..training import budgets_of, charges_of, plan_of

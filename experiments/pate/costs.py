@@ -20,8 +20,8 @@ import epsilons
 from epsilons import Budgets, Phase, Plan, Recipe, SampledGaussian
 from epsilons.accounting import Accountant
 from epsilons.accounting.calibration import noises_for
+from epsilons.core.mechanism import FloatArray
 from epsilons.errors import PlanError
-from epsilons.mechanism import FloatArray
 from epsilons.planning.strategies import Strategy
 
 from ..strategies import most_steps

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.special import log_ndtr, logsumexp
 
 from epsilons.accounting import rdp
-from epsilons.mechanism import FloatArray
+from epsilons.core.mechanism import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from epsilons import Budgets
 from epsilons.accounting import ACCOUNTANTS, noise_for
-from epsilons.mechanism import FloatArray, SampledGaussian
+from epsilons.core.mechanism import FloatArray, SampledGaussian
 
 from .costs import SENSITIVITY
 

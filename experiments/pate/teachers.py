@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from epsilons.mechanism import IntArray
+from epsilons.core.mechanism import IntArray
 
 from ..individual_accounting.cells import features
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from epsilons import Plan
-from epsilons.mechanism import FloatArray, IntArray
+from epsilons.core.mechanism import FloatArray, IntArray
 
 from .costs import weights
 

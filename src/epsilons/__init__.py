@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._version import __version__
-from .budgets import Budgets
+from .budgets.budgets import Budgets
+from .core.mechanism import SampledGaussian
 from .errors import EpsilonsError
-from .mechanism import SampledGaussian
 from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
     from .auditing import audit
-    from .ledger import Ledger
-    from .plan_folder import PlanFolder
+    from .ledger.ledger import Ledger
+    from .ledger.plan_folder import PlanFolder
     from .registry import Registry
     from .reporting import Report, release, report
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
+    from .training.fitting.fit_loop import Run
     from .training.predicting import Predictions, Predictor
-    from .training.runs import Run
 
 #: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
     "EvalData": ".training",
-    "Ledger": ".ledger",
+    "Ledger": ".ledger.ledger",
     "Performance": ".training",
-    "PlanFolder": ".plan_folder",
+    "PlanFolder": ".ledger.plan_folder",
     "Predictions": ".training.predicting",
     "Predictor": ".training.predicting",
     "Private": ".training",
     "Registry": ".registry",
     "Report": ".reporting",
-    "Run": ".training.runs",
+    "Run": ".training.fitting.fit_loop",
     "audit": ".auditing",
     "data": ".data",
     "features": ".training.features",

@@ -22,13 +22,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from .budgets import Budgets
+from .budgets.budgets import Budgets
+from .doors.foreign_loop import ForeignLoop
 from .errors import CallOrderError, InputError
-from .plan_folder import PlanFolder, opened
+from .ledger.plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
-from .training.foreign_loop import ForeignLoop
-from .training.loaders import draws_of
+from .training.private_setup import draws_of
 
 __all__ = ["PrivateStrategy"]
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from epsilons.clipping import ENGINES, Engine, NonFiniteGradientError, engine
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError, engine
 from sums import away, length
 
 from .adapters import Refused, Table, Trainer, record

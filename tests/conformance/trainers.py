@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import epsilons
-from epsilons.training.clipping import ENGINES
+from epsilons.clipping import ENGINES
 
 from .adapters import Ours, Trainer
 from .opacus_adapter import Opacus

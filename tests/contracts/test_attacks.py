@@ -7,7 +7,7 @@ import pytest
 
 import epsilons
 from epsilons import auditing
-from epsilons.training.randomness import Randomness
+from epsilons.draws.randomness import Randomness
 
 
 @pytest.fixture(scope="module")

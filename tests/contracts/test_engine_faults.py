@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import epsilons
-from epsilons.training.clipping import ENGINES, NonFiniteGradientError
-from epsilons.training.randomness import key_from_seed
+from epsilons.clipping import ENGINES, NonFiniteGradientError
+from epsilons.draws.randomness import key_from_seed
 from sums import attached, share
 from sums import away as distance
 from zoo import Case, build, clip_norms

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
+from epsilons.clipping import ENGINES, Engine, NonFiniteGradientError, check_takes_persons
+from epsilons.clipping.engine import Persons
+from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from epsilons.errors import InputError
-from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError, check_takes_persons
-from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
-from epsilons.training.clipping.persons import Persons
 from sums import OVERSTATED, any_case, attached, away, common_mode, length, share
 from zoo import ZOO, Case, build, clip_norms, flat
 from zoo_more import MORE

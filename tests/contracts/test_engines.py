@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
-from epsilons.training.clipping import ENGINES, Engine, engine
-from epsilons.training.clipping.loop import record_gradient
+from epsilons.clipping import ENGINES, Engine, engine
+from epsilons.clipping.loop import record_gradient
 from functional import Model
 from sums import OVERSTATED, attached, share
 from sums import away as distance

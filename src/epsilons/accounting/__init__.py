@@ -6,11 +6,10 @@ such a function wherever the name of an accountant is accepted.
 
 from __future__ import annotations
 
+from ..core.mechanism import Repeated
 from ..errors import PlanError, named
 from . import filter, pld, rdp
-from .batched import Accountant
-from .calibration import noise_for, rate_for
-from .repeated import Repeated
+from .calibration import Accountant, noise_for, rate_for
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon, "filter": filter.epsilon}
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..core.mechanism import FloatArray, IntArray, SampledGaussian
 from ..errors import PlanError
-from ..mechanism import FloatArray, IntArray, SampledGaussian
 from . import rdp
 
 #: The Rényi orders of every account, fixed for all time: stored sums are sums at these orders.

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..mechanism import FloatArray, SampledGaussian
+from ..core.mechanism import FloatArray, SampledGaussian
 from . import pld
 
 #: The deltas at which a profile is shown, and at which tails are compared.

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import binom, gammaln
 
-from ..mechanism import SMALLEST_NOISE, FloatArray, SampledGaussian
+from ..core.mechanism import SMALLEST_NOISE, FloatArray, SampledGaussian
 
 #: Opacus' orders (1.1, 1.2, … 10.9, 12, 13, … 63), so that results equal those of Opacus.
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *(float(x) for x in range(12, 64)))

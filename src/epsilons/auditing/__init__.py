@@ -14,23 +14,21 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..accounting import Accountant
-from ..disclosure import SMALLEST_SHOWN, has_small_cells
+from ..clipping import ENGINES
+from ..core.disclosure import SMALLEST_SHOWN, has_small_cells
+from ..core.mechanism import Groups
+from ..draws.randomness import SOURCES
 from ..errors import InputError, RunError, named
-from ..mechanism import Groups
+from ..ledger.run_folder import RunFolder
 from ..planning import Plan
 from ..planning.display import number
 from ..reporting.load_run import load_run
-from ..run_folder import RunFolder
 from ..training import Performance
-from ..training.clipping import ENGINES
-from ..training.randomness import SOURCES
 from . import bounds
+from .audit_result import AuditResult, GroupResult, draw
+from .bounds import CanaryScores, planned_moments, run_tests
 from .canaries import AttackConfig, AttackResult, Loss, canaries
-from .hypothesis_tests import run_tests
-from .recorder import Trace
-from .reestimate import reestimate
-from .result import AuditResult, GroupResult, draw
-from .scores import CanaryScores, planned_moments
+from .recorder import Trace, reestimate
 
 #: An attack makes scores and a recorded run from a plan and a config.
 Attack = Callable[[Plan, AttackConfig], AttackResult]

@@ -18,15 +18,95 @@ deviations. The mechanism is µ-Gaussian-DP (Dong, Roth, Su, arXiv 1905.02383v3,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import log_ndtr, nctdtr, nctdtrinc, ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import binom, nct, norm
 
-from .scores import BoolArray, FloatArray
+from ..accounting.profile import FINE_GRID, Profile
+from ..core.mechanism import SampledGaussian
+
+# -- Canary scores, one number per canary, and the moments that a plan gives them
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: Range (standard deviations beyond both means) and number of points of the integral over one step's score.
+_TAIL, _POINTS = 12.0, 20_001
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryScores:
+    """The scores of an attack, one per canary. A higher score is evidence for "in".
+
+    group     (canaries,) index into the plan's groups
+    included  (canaries,) True for in
+    score     (canaries,) finite numbers
+    """
+
+    group: IntArray = field(repr=False)
+    included: BoolArray = field(repr=False)
+    score: FloatArray = field(repr=False)
+
+    def of(self, group: int) -> tuple[FloatArray, BoolArray]:
+        """Scores of one group's canaries, and which of them are in."""
+        members = self.group == group
+        return self.score[members], self.included[members]
+
+
+def log_likelihood_ratio(z: npt.ArrayLike, sample_rate: npt.ArrayLike, noise_multiplier: npt.ArrayLike) -> FloatArray:
+    """One step's part of the score. The three arguments are broadcast; the result does not overflow.
+
+    z: in units of the record's largest contribution.
+    """
+    q = np.asarray(sample_rate, dtype=np.float64)
+    exponent = (2 * np.asarray(z, dtype=np.float64) - 1) / (2 * np.square(noise_multiplier))
+    with np.errstate(divide="ignore"):  # log 0 is −inf for q = 0 and q = 1, as it should be
+        ratio: FloatArray = np.logaddexp(np.log1p(-q), np.log(q) + exponent)
+    return ratio
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The first four cumulants of a score."""
+
+    mean: float
+    variance: float
+    third: float
+    fourth: float
+
+
+def planned_moments(history: Sequence[SampledGaussian]) -> tuple[Moments, Moments]:
+    """Cumulants of the score of a canary that is in, and of one that is out, under `history`. Steps add up."""
+    inside, outside = np.zeros(4), np.zeros(4)
+    for mechanism in history:
+        if mechanism.is_silent:
+            continue
+        step_in, step_out = _one_step(mechanism.sample_rate, mechanism.noise_multiplier)
+        inside, outside = inside + mechanism.steps * step_in, outside + mechanism.steps * step_out
+    return Moments(*map(float, inside)), Moments(*map(float, outside))
+
+
+def _one_step(q: float, s: float) -> tuple[FloatArray, FloatArray]:
+    z = np.linspace(-_TAIL * s, 1 + _TAIL * s, _POINTS)
+    score = log_likelihood_ratio(z, q, s)
+    density = np.exp(-0.5 * np.square(z / s)) / (s * math.sqrt(2 * math.pi)) * (z[1] - z[0])
+    present = np.exp(-0.5 * np.square((z - 1) / s)) / (s * math.sqrt(2 * math.pi)) * (z[1] - z[0])
+    return _cumulants(score, (1 - q) * density + q * present), _cumulants(score, density)
+
+
+def _cumulants(values: FloatArray, mass: FloatArray) -> FloatArray:
+    mean = float(values @ mass)
+    second, third, fourth = (float((values - mean) ** k @ mass) for k in (2, 3, 4))
+    return np.array([mean, second, third, fourth - 3 * second**2])
+
+
+# -- Lower bounds on epsilon from canary scores, without and with an assumption about their distribution
 
 #: Shares of the canaries that are guessed, from all to the most certain ones.
 GUESSED = (1.0, 0.2, 0.04)
@@ -210,3 +290,108 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 def _divergence(epsilon: float, mu: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+# -- Hypothesis tests: can these scores come from the plan? Each test uses the plan's numbers as its hypothesis
+
+#: Planned false-positive rates at which thresholds are set, in either direction.
+FALSE_ALARMS = (0.5, 0.1, 0.02)
+#: False-positive rates over which a threshold test takes its maximum; between two of them it takes the better of both.
+ALARM_RATES = np.unique(np.concatenate([[0.0], np.geomspace(1e-5, 1, 400), np.linspace(0, 1, 1601)]))
+
+
+@dataclass(frozen=True)
+class HypothesisTest:
+    """The outcome of one test: its name, and its p-value before Bonferroni."""
+
+    name: str
+    p_value: float
+
+
+def run_tests(
+    scores: CanaryScores, group: int, history: Sequence[SampledGaussian], epsilon_spent: float, delta: float
+) -> tuple[HypothesisTest, ...]:
+    """All tests of one group, which goes through `history` and for which the plan certifies (epsilon_spent, delta).
+
+    There are none for a group without canaries, and only the last one for a group that is never drawn or has fewer
+    than two canaries in or out.
+    """
+    score, included = scores.of(group)
+    if not len(score):
+        return ()
+    certified = HypothesisTest("certified", one_run_p_value(score, included, epsilon_spent, delta))
+    inside, outside = score[included], score[~included]
+    if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
+        return (certified,)
+    allowed, (planned_in, planned_out) = Profile(history, FINE_GRID), planned_moments(history)
+    return (
+        *_thresholds(inside, outside, planned_in, planned_out, allowed),
+        HypothesisTest("mean", mean_p_value(inside, outside, planned_in, planned_out)),
+        *_one_run(score, included, allowed),
+        certified,
+    )
+
+
+def _thresholds(
+    inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Profile
+) -> Iterator[HypothesisTest]:
+    """Thresholds near the planned quantiles; the test holds for any that are fixed beforehand."""
+    power = allowed.power(ALARM_RATES[1:])
+    for rate in FALSE_ALARMS:
+        quantile = float(norm.isf(rate))
+        high = planned_out.mean + quantile * math.sqrt(planned_out.variance)
+        low = planned_in.mean - quantile * math.sqrt(planned_in.variance)
+        yield HypothesisTest(f"in above, {rate:.0%}", threshold_p_value(inside > high, outside > high, power))
+        yield HypothesisTest(f"out below, {rate:.0%}", threshold_p_value(outside < low, inside < low, power))
+
+
+def threshold_p_value(hits: BoolArray, alarms: BoolArray, power: FloatArray) -> float:
+    """Upper bound on the probability of so many hits and so few false alarms.
+
+    power: the largest true-positive rate at each false-positive rate of ALARM_RATES[1:]. Two binomial p-values
+    are combined by Fisher's product. The rate is unknown, so the result is the maximum over all rates.
+    """
+    hit, alarm = int(hits.sum()), int(alarms.sum())
+    product = binom.sf(hit - 1, len(hits), power) * binom.cdf(alarm, len(alarms), ALARM_RATES[:-1])
+    worst = float(np.max(product))
+    return min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
+
+
+def mean_p_value(inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments) -> float:
+    """p-value of the distance of in and out in pooled standard deviations."""
+    n, m = len(inside), len(outside)
+    total = n + m
+    width2 = (inside.var() * n + outside.var() * m) / total
+    gap = float(inside.mean() - outside.mean())
+    if width2 == 0:
+        return 0.0 if gap > 0 else 1.0
+    center, spread = planned_distance(planned_in, planned_out, n, m)
+    of_normal = math.sqrt(total / (n * m) + center**2 / (2 * total))
+    distance = center + (gap / math.sqrt(width2) - center) * min(1.0, of_normal / spread)
+    unit = math.sqrt(n * m / total)
+    p_value = float(nct.sf(distance * unit * math.sqrt((total - 2) / total), total - 2, center * unit))
+    return p_value if math.isfinite(p_value) else 1.0
+
+
+def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) -> tuple[float, float]:
+    """The planned distance of n canaries in from m out, in pooled standard deviations, and its standard deviation.
+
+    By the delta method on (difference of means, pooled variance), with the plan's third and fourth cumulants.
+    """
+    total = n + m
+    gap = planned_in.mean - planned_out.mean
+    width2 = (n * planned_in.variance + m * planned_out.variance) / total
+    of_gap = planned_in.variance / n + planned_out.variance / m
+    of_width2 = (
+        n * (planned_in.fourth + 2 * planned_in.variance**2) + m * (planned_out.fourth + 2 * planned_out.variance**2)
+    ) / total**2
+    together = (planned_in.third - planned_out.third) / total
+    variance = of_gap / width2 + gap**2 * of_width2 / (4 * width2**3) - gap * together / width2**2
+    return gap / math.sqrt(width2), math.sqrt(variance)
+
+
+def _one_run(score: FloatArray, included: BoolArray, allowed: Profile) -> Iterator[HypothesisTest]:
+    for share in GUESSED:
+        guesses = guess(score, included, share)
+        if guesses.guesses:
+            yield HypothesisTest(f"one run, {share:.0%} guessed", fdp_p_value(guesses, allowed.cost))

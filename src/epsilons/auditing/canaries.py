@@ -23,17 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import data
-from ..budgets import Budgets
+from ..budgets.budgets import Budgets
+from ..clipping import engine as engine_of
+from ..draws.randomness import key_from_seed
 from ..errors import DataError, InputError, ModelError
 from ..planning import Plan
 from ..planning.plan_numbers import ROSTER
 from ..training import Performance, make_private
-from ..training.clipping import engine as engine_of
-from ..training.losses import LOSSES, by_name
-from ..training.progress import watched
-from ..training.randomness import key_from_seed
+from ..training.fitting.losses import LOSSES, by_name
+from ..training.fitting.progress import watched
+from .bounds import BoolArray, CanaryScores, FloatArray, IntArray, log_likelihood_ratio
 from .recorder import Recorder, Trace
-from .scores import BoolArray, CanaryScores, FloatArray, IntArray, log_likelihood_ratio
 
 #: A canary's gradient norm, in clip norms.
 CANARY_NORM = 100.0

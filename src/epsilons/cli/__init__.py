@@ -11,9 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .._version import __version__
-from ..errors import EpsilonsError, EpsilonsWarning
-from ..escaping import printable
-from . import advise, attack, audit, consent_check, init, plan, predict, registry_roles, release, report, train
+from ..errors import EpsilonsError, EpsilonsWarning, printable
+from . import audit, consent_check, init, plan, registry_command, results, train
 
 INTERRUPTED = 130
 
@@ -33,11 +32,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (init, plan, advise, train, report, predict, release, audit, attack):
+for _name, _command, _examples in (
+    ("init", init.command, init.EXAMPLES),
+    ("plan", plan.plan_command, plan.PLAN_EXAMPLES),
+    ("advise", plan.advise_command, plan.ADVISE_EXAMPLES),
+    ("train", train.command, train.EXAMPLES),
+    ("report", results.report_command, results.REPORT_EXAMPLES),
+    ("predict", results.predict_command, results.PREDICT_EXAMPLES),
+    ("release", results.release_command, results.RELEASE_EXAMPLES),
+    ("audit", audit.audit_command, audit.AUDIT_EXAMPLES),
+    ("attack", audit.attack_command, audit.ATTACK_EXAMPLES),
+):
     # rich would print each line of a docstring as a paragraph
-    _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
-    app.command(_module.__name__.rpartition(".")[2], help=_help, epilog=_module.EXAMPLES)(_module.command)
-app.add_typer(registry_roles.app)
+    _help = "\n\n".join(" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n"))
+    app.command(_name, help=_help, epilog=_examples)(_command)
+app.add_typer(registry_command.app)
 app.add_typer(consent_check.app)
 
 

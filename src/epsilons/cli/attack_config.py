@@ -13,18 +13,17 @@ from rich.console import Console
 
 from ..auditing import membership
 from ..auditing.membership.folder import check_outside_of_runs
-from ..errors import DataError, InputError, RunError
-from ..escaping import json_text, printable
+from ..configs.config import Config
+from ..configs.config_file import read_config
+from ..configs.prepare import Prepared, prepare
+from ..errors import DataError, InputError, RunError, json_text, printable
+from ..ledger.run_folder import RunFolder
+from ..models import build
 from ..planning import Plan
-from ..run_folder import RunFolder
 from ..training import Performance
-from ..training.models import build
 from ..training.validation import groups_of
-from .config import Config
-from .config_file import read_config
-from .console import console, show_plan, show_table
+from .options import console, show_plan, show_table
 from .plan_inputs import check_trusted
-from .prepare import Prepared, prepare
 from .train_config import Interrupted, check_outputs, show_data
 
 #: The flags that are also arguments of `membership.attack`.

@@ -10,12 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BudgetError, InputError, PromiseError
-from ..escaping import printable
-from .config import Config
-from .consent import Consent, stated
-from .console import console, show_table
-from .options import AsJson, Quiet, SetKeys, option
+from ..configs.config import Config
+from ..configs.consent import Consent, stated
+from ..errors import BudgetError, InputError, PromiseError, printable
+from .options import AsJson, Quiet, SetKeys, console, option, show_table
 from .plan_inputs import RecipeFlags, settings_of
 
 HELP = (
@@ -40,11 +38,10 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
+    from ..configs.config_file import read_config
+    from ..configs.prepare import budgets_to_train, joined
+    from ..configs.registry_train import VARIABLE, Members, opened
     from ..training.distributed import Ranks
-    from .config_file import read_config
-    from .prepare import budgets_to_train, joined
-    from .registry_access import opened
-    from .registry_train import VARIABLE, Members
 
     found = read_config(config, settings_of(RecipeFlags(), settings))
     url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
@@ -78,10 +75,10 @@ def _of_run(config: Config, folder: Path, run: Path, joins: list[Consent]) -> di
 
     Who people are is not compared: no file of a run tells.
     """
+    from ..configs.prepare import budgets_to_train
     from ..reporting.load_run import load_run
-    from ..training.requests import hash_of_groups
+    from ..training.parts import hash_of_groups
     from ..training.validation import groups_of
-    from .prepare import budgets_to_train
 
     record, budgets, kept = load_run(run), budgets_to_train(config, folder), stated(config, *joins)
     group = groups_of(budgets, record.plan, len(budgets)) if len(budgets) == record.plan.records else budgets.group

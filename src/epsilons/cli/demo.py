@@ -17,17 +17,16 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from .. import data, planning
-from ..budgets import Budgets
-from ..errors import DataError
-from ..escaping import printable
-from ..plan_folder import PlanFolder, opened
+from ..budgets.budgets import Budgets
+from ..configs.plan_choice import saved_plan
+from ..draws.randomness import key_from_seed
+from ..errors import DataError, printable
+from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning.display import rounded_spend, spend_table
 from ..training import fit
-from ..training.randomness import key_from_seed
-from ..training.runs import Run
-from .console import console, show_plan, show_table
-from .plan_choice import saved_plan
+from ..training.fitting.fit_loop import Run
+from .options import console, show_plan, show_table
 
 SHARES = {0.5: 0.34, 1.0: 0.43, 2.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=512, clip_norm=2.0)

@@ -17,21 +17,20 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
-from ..errors import InputError
-from ..escaping import printable
-from ..plan_folder import PlanFolder, opened
+from ..configs.config_file import read_config
+from ..configs.plan_choice import plan_of
+from ..configs.prepare import Prepared, prepare
+from ..configs.registry_train import members_of
+from ..core.disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..errors import InputError, printable
+from ..ledger.plan_folder import PlanFolder, opened
+from ..models import build
 from ..planning import Plan
 from ..planning.display import round_up
 from ..training import Performance, Private, fit
 from ..training.distributed import Ranks, launched_processes
-from ..training.models import build
-from .config_file import read_config
-from .console import console, show_plan
-from .plan_choice import plan_of
+from .options import console, show_plan
 from .plan_inputs import check_trusted
-from .prepare import Prepared, prepare
-from .registry_train import members_of
 from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, person_arguments, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.

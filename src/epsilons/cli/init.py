@@ -5,25 +5,110 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .._links import docs_page
-from ..data import DATASETS
-from ..data.images import is_image_table
+from ..configs.config import Config, DataSection
+from ..configs.config_file import toml, toml_key
+from ..configs.prepare import Prepared
+from ..core.disclosure import SMALLEST_SHOWN
+from ..core.files import write_text
+from ..data import DATASETS, sources
+from ..data.images import IMAGE_SETS, PLAIN_MEAN, PLAIN_STD, UNCHANGED_MEAN, UNCHANGED_STD, is_image_table
 from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table, names_persons
-from ..data.tensors import is_folder_of_tensors
-from ..disclosure import SMALLEST_SHOWN
-from ..errors import DataError, InputError
-from ..escaping import printable
-from ..files import write_text
+from ..data.sources import is_folder_of_tensors
+from ..data.tables import Features
+from ..errors import DataError, InputError, docs_page, printable
+from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, Named, Origin, Outputs, TableInputs
 from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
-from .console import console
-from .init_text import TextSettings, text_settings
-from .options import Quiet, option
-from .settings import toml, toml_key
+from .options import Quiet, console, option
+
+# -- What `epsilons init` drafts for columns of texts: fixed features of them, or ids of tokens, and settings that
+# fit
+
+#: Bytes that the features of all records may take; features are not sparse.
+MOST_BYTES = 2 * 10**9
+#: Buckets of hashed n-grams: of words, and of the characters of short texts.
+TEXT_BUCKETS, SHORT_BUCKETS = 8192, 4096
+#: With fewer buckets than this, hashed words are worse than embeddings, if there is nothing beside the text.
+FEWEST_BUCKETS = 4096
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to learn from texts.
+
+    inputs    the line that turns texts into inputs
+    model     name of the model
+    training  settings of [training] that fit it
+    """
+
+    inputs: str
+    model: str
+    training: dict[str, str]
+
+    @property
+    def settings(self) -> str:
+        """The settings of [training] in words."""
+        listed = [f"{name} = {value}" for name, value in self.training.items()]
+        return ", ".join(listed if "momentum" in self.training else [*listed, "no momentum"])
+
+
+@dataclass(frozen=True)
+class TextSettings(Way):
+    """The way that a draft takes.
+
+    instead  another way, as a comment; None if there is none
+    most     largest batch size
+    """
+
+    instead: Way | None
+    most: float
+
+
+def text_settings(guess: TableGuess, records: int) -> TextSettings | None:
+    """Settings for the columns of texts; None if there are none."""
+    texts = [column for column in guess.columns if column.kind == "text"]
+    if not texts:
+        return None
+    is_short, is_number = all(column.short for column in texts), guess.classes is None
+    others = [name for kind in ("numeric", "categorical") for name in guess.names(kind) if name != guess.target]
+    buckets = _buckets(SHORT_BUCKETS if is_short else TEXT_BUCKETS, records * len(texts))
+    hashed = _hashed(buckets, is_short, is_number)
+    tokens = _tokens(is_short) if len(texts) == 1 and not others else None
+    if tokens is not None and buckets < FEWEST_BUCKETS and not is_short:
+        return TextSettings(tokens.inputs, tokens.model, tokens.training, hashed, most=512)
+    return TextSettings(hashed.inputs, hashed.model, hashed.training, tokens, most=2048)
+
+
+def _buckets(buckets: int, texts: int) -> int:
+    """As many as fit, a power of 2, and at least 256."""
+    while buckets > 256 and 4 * buckets * texts > MOST_BYTES:
+        buckets //= 2
+    return buckets
+
+
+def _hashed(buckets: int, is_short: bool, is_number: bool) -> Way:
+    n_grams = ", words = [], characters = [1, 2, 3]" if is_short else ""
+    training = {"clip_norm": "0.5", "optimizer": '"sgd"', "lr": "10", "momentum": "0.9"}
+    if is_number:  # a squared loss diverges at such rates
+        training = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
+    inputs = f'features = {{ name = "hashed-text", options = {{ buckets = {buckets}{n_grams} }} }}'
+    return Way(inputs, "logistic", training)
+
+
+def _tokens(is_short: bool) -> Way:
+    if is_short:
+        training = {"clip_norm": "1.5", "optimizer": '"sgd"', "lr": "2"}
+        return Way('tokens = { kind = "bytes", length = 32 }', "lstm", training)
+    training = {"clip_norm": "1.0", "optimizer": '"adam"', "lr": "0.02"}
+    return Way('tokens = { kind = "words", length = 256, buckets = 16384 }', "embedding-bag", training)
+
+
+# -- `epsilons init`: draft a commented config from a user's data
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -207,7 +292,7 @@ def _render(**values: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("epsilons", "cli"),
+        loader=PackageLoader("epsilons", "configs"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -249,3 +334,53 @@ def _bounds(bounds: tuple[float, float, bool]) -> str:
 
 def _tiers(tiers: Iterable[Any]) -> str:
     return ", ".join(f"{toml_key(as_text(tier))} = 0.0" for tier in tiers)
+
+
+# -- What a config states about a trained model, for its model.json
+
+
+def describe(prepared: Prepared, folder: Path) -> ModelFile:
+    """The description of the model that a config trains; paths are taken from `folder`."""
+    config = prepared.config
+    return ModelFile(
+        model=_named(config, prepared),
+        inputs=_inputs(config.data, folder),
+        outputs=_outputs(config.data, prepared.classes),
+        fixed_features=prepared.features is not None,
+        provenance=tuple(Origin(**entry.to_dict()) for entry in config.data.provenance),  # type: ignore[arg-type]
+    )
+
+
+def _named(config: Config, prepared: Prepared) -> Named | None:
+    """The model of the table; None for the caller's own."""
+    if ":" in config.model.name:
+        return None
+    shape = prepared.train.inputs.shape[1:]
+    return Named(name=config.model.name, options=config.model_options, shape=shape, outputs=prepared.outputs)
+
+
+def _inputs(data: DataSection, folder: Path) -> TableInputs | ImageInputs | ArrayInputs:
+    """How the records of data.train become inputs, by the kinds of `data.sources`."""
+    path = folder / data.train
+    if data.train in IMAGE_SETS and data.features is None:
+        return ImageInputs(mean=IMAGE_SETS[data.train].mean, std=IMAGE_SETS[data.train].std)
+    is_on_the_hub = data.train not in DATASETS and sources.is_named(data.train, folder)
+    if data.train in IMAGE_SETS or is_image_table(path) or is_on_the_hub:
+        mean, std = (PLAIN_MEAN, PLAIN_STD) if data.features is None else (UNCHANGED_MEAN, UNCHANGED_STD)
+        return ImageInputs(mean=mean, std=std)
+    if data.train in DATASETS or is_folder_of_tensors(path):
+        return ArrayInputs()
+    return TableInputs(features=inputs_alone(data.columns, data.target))
+
+
+def inputs_alone(features: Features, target: str) -> Features:
+    """The rules of the inputs, without the target and the columns that are left out or set aside."""
+    numeric = {name: bounds for name, bounds in features.numeric.items() if name != target}
+    alone = replace(features, numeric=numeric, drop=())
+    return replace(alone, texts=tuple(sorted({*features.texts} & {*alone.names})))
+
+
+def _outputs(data: DataSection, classes: tuple[str, ...] | None) -> Outputs:
+    if classes is not None:
+        return Outputs(kind="classes", target=data.target, classes=classes)
+    return Outputs(kind="number", target=data.target, bounds=data.columns.numeric.get(data.target))

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import planning
-from ..budgets import DEFAULT_DELTA, Budgets
-from ..data.provenance import in_words
-from ..errors import BudgetError, InputError, PlanError
-from ..escaping import printable
-from ..persons import as_conflict, as_unit
+from ..budgets.budgets import DEFAULT_DELTA, Budgets
+from ..budgets.persons import as_conflict, as_unit
+from ..configs.config import Config
+from ..configs.config_file import Setting, parse_settings, read_config, strategy_options
+from ..data.arrays import in_words
+from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
-from ..planning.own_strategies import is_import_path
+from ..planning.planner import is_import_path
 from ..reporting.plan_page import About
 from . import options as opt
-from .config import Config
-from .config_file import read_config
-from .settings import Setting, parse_settings, strategy_options
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Asked:
 
 def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
     """What a config asks for. Raises InputError for flags that describe other budgets."""
-    from . import prepare  # reads data
+    from ..configs import prepare  # reads data
 
     given = [name for name, value in asdict(budgets).items() if value is not None]
     if given:

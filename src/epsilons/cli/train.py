@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from ..configs.config_file import Setting
 from ..errors import InputError
-from ..run_folder import RunFolder
+from ..ledger.run_folder import RunFolder
 from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, Trust, option
 from .plan_inputs import RecipeFlags, settings_of
-from .settings import Setting
 
 REGISTRY = "Lifetime budgets"
 
@@ -120,7 +120,7 @@ def _default_folder(config: Path | None, resume: bool, settings: Sequence[Settin
     if config is None:
         return next_free(Path("runs"), "digits")
     if config.is_file():
-        from .config_file import read_config
+        from ..configs.config_file import read_config
 
         folder = read_config(config, settings).output.folder
         if folder is not None:

@@ -14,31 +14,66 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from ..data.provenance import Provenance, in_words
-from ..disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
-from ..errors import EpsilonsError, InputError, ModelError
-from ..escaping import printable
-from ..plan_folder import PlanFolder, opened
+from ..configs.config import Config
+from ..configs.config_file import Setting, read_config, recorded
+from ..configs.plan_choice import differences_from_config, plan_of
+from ..configs.prepare import Prepared, prepare
+from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
+from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
+from ..data.arrays import Provenance, in_words
+from ..errors import EpsilonsError, InputError, ModelError, printable
+from ..ledger.account import read_account
+from ..ledger.plan_folder import PlanFolder, opened
+from ..ledger.run_folder import RunFolder
+from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import pending
-from ..run_folder import RunFolder
-from ..training import EvalData, Performance, fit
+from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
-from ..training.models import build
-from ..training.runs import Run
-from ..training.scores import Scale
-from .config import Config
-from .config_file import read_config
-from .console import console, show_plan, show_table
-from .model_description import describe
-from .plan_choice import differences_from_config, plan_of
+from ..training.fitting.evaluation import Scale
+from ..training.fitting.fit_loop import Run
+from .init import describe
+from .options import console, show_plan, show_table
 from .plan_inputs import check_trusted
-from .prepare import Prepared, prepare
-from .registry_access import NEXT
-from .registry_train import VARIABLE, Members, members_of, stored_registry
-from .settings import Setting, recorded
-from .train_progress import RunProgress
+
+# -- How far a run of `epsilons train` is
+
+
+class RunProgress:
+    """A callback that knows how far a run is, and warns if the run continues under a new key."""
+
+    def __init__(self, run_dir: Path, plan: Plan, is_resumed: bool, quiet: bool) -> None:
+        self.private: Private | None = None
+        self._ledger, self._plan, self._quiet = run_dir / "ledger.jsonl", plan, quiet
+        self._epoch = read_account(self._ledger, plan).epoch if is_resumed and self._ledger.is_file() else None
+
+    def __call__(self, private: Private) -> None:
+        if self.private is None:
+            self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
+        self.private = private
+
+    def on_end(self) -> None:
+        if self._epoch is not None and self.private is None:
+            epoch = read_account(self._ledger, self._plan).epoch
+            self._warn_new_key(epoch, "all steps were charged already, so no update is left to make")
+
+    def _warn_new_key(self, epoch: int, consequence: str) -> None:
+        if self._epoch is not None and epoch > self._epoch:
+            console(stderr=True, quiet=self._quiet).print(
+                "Settings, data, hardware or thread count changed since the interruption, the key file is missing, or "
+                f"this folder is a copy. The run continues under a new key; {consequence}."
+            )
+
+    @property
+    def done(self) -> str:
+        """How far the run is, in words."""
+        if self.private is None:
+            return "before the first update"
+        return f"after {sum(self.private.ledger.charged):,} of {self._plan.steps:,} steps"
+
+
+# -- Train by a config, and print the outcome. Importing this module imports torch
 
 
 @dataclass(frozen=True)
@@ -236,7 +271,7 @@ def _train_once(
     progress = RunProgress(run_dir, plan, flags.resume, flags.quiet)
     board = None
     if flags.tensorboard:
-        from ..training.tensorboard import TensorBoard
+        from ..training.fitting.progress import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)

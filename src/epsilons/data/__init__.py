@@ -12,9 +12,8 @@ from functools import partial
 
 from ..errors import DataError, named
 from .arrays import Arrays, Source
-from .digits import digits
-from .documents import Windows, windows
-from .images import IMAGE_SETS, images
+from .images import IMAGE_SETS, digits, images
+from .texts import Windows, windows
 
 DATASETS: dict[str, Callable[[str], Arrays]] = {
     "digits": digits,

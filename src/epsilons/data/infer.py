@@ -5,24 +5,175 @@ Bounds and lists of values are read off the data here, so no guarantee covers th
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from ..disclosure import SMALLEST_SHOWN
+from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..errors import DataError
-from ..tabular import UNSTATED, Marks, column_of, emptied, is_parquet, is_text, marks_of, read_table
-from .guess_bounds import date_bounds, number_bounds
-from .guess_dirty import Dirty, dirty
-from .guess_text import are_short, holds_texts
-from .guess_values import Values, decimal_mark, is_number, values_of
+from ..tabular import (
+    UNSTATED,
+    Marks,
+    are_decimal,
+    column_of,
+    emptied,
+    encoded,
+    holds_dates,
+    is_parquet,
+    is_text,
+    marks_of,
+    read_table,
+)
+from ..tabular.cells import BLANKS, PLAIN, THOUSANDS, CellRule, bare
+from ..tabular.dates import DateRule, days, is_date, is_day_first
+from .guess_values import Values, are_short, decimal_mark, holds_texts, is_number, values_of
 from .images import image_labels, is_image_table
+from .sources import tensor_targets
 from .tables import check_texts
-from .tensors import tensor_targets
+
+# -- Bounds for the draft that `epsilons init` writes: round values beyond the smallest and the largest cell
+
+_EPOCH = date(1970, 1, 1)
+
+
+def number_bounds(values: Values) -> tuple[float, float, bool]:
+    """(low, high, log): round numbers beyond the smallest and largest cell."""
+    cells, counts = values.numbers, values.counts
+    is_finite = np.isfinite(cells)
+    cells, counts = cells[is_finite], counts[is_finite]
+    if not len(cells):
+        return 0.0, 1.0, False
+    low, high = float(cells.min()), float(cells.max())
+    log = max(abs(low), abs(high)) > 20 * (float(np.quantile(np.repeat(np.abs(cells), counts), 0.9)) + 1)
+    low, high = outward(low, down=True), outward(high, down=False)
+    return low, high if low < high else low + 1, log
+
+
+def outward(value: float, down: bool) -> float:
+    """The next round number (1, 2, 3, 5, 10 times a power of ten) away from the data.
+
+    >>> outward(17, down=True), outward(90, down=False), outward(-8, down=True), outward(0, down=True)
+    (10.0, 100.0, -10.0, 0.0)
+    """
+    if value == 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(abs(value)))
+    sizes = [factor * power for factor in (1, 2, 3, 5, 10)]
+    if (value < 0) == down:  # away from zero
+        size = next(size for size in sizes if size >= abs(value) * (1 - 1e-12))
+    else:
+        size = next(size for size in reversed(sizes) if size <= abs(value) * (1 + 1e-12))
+    return math.copysign(size, value)
+
+
+def date_bounds(values: Values) -> tuple[str, ...]:
+    """(first, last) day of whole years around a column's dates, and the order of day and month where it must be stated.
+
+    Empty if the dates cannot be read: an order that the cells do not show, or years of two digits.
+    """
+    order = is_day_first(values.cells)
+    try:
+        found = days(values.cells, values.name, Path(), DataError, DateRule(_EPOCH, _EPOCH, order))
+    except DataError:
+        return ()
+    if np.isnan(found).all():
+        return ()
+    first, last = (np.datetime64(int(end), "D").astype(date) for end in (np.nanmin(found), np.nanmax(found)))
+    bounds = date(first.year, 1, 1).isoformat(), date(last.year, 12, 31).isoformat()
+    return bounds if order is None else (*bounds, "day first" if order else "month first")
+
+
+# -- What the other cells are in a column of numbers or dates, for the draft that `epsilons init` writes
+
+#: A column of numbers has them in this share of its filled cells. With fewer, but half of them, the draft says so.
+MOST, HALF = 0.9, 0.5
+#: Letters and digits of usual marks of missing values, such as n.b., and of units, such as g/dl, in lower case.
+MISSING = "na nb nd ka km su nv x div none value wert missing unknown unbekannt fehlt entfällt keineangabe notdone"
+UNITS = "g kg mg µg l ml cm mm h min bpm gl gdl mgl mgdl µgl ngml pgml mmoll µmoll nmoll ul iul mmhg 109l 1012l fl pg"
+#: A number, and a unit that begins with no digit, or with 10^.
+_CELL = re.compile(rf"[-+0-9.,'’{BLANKS}]*?[0-9.,][{BLANKS}]*((?![eE][+-]?[0-9])[^\s0-9.,+'’-].{{0,15}}|10\^.{{0,13}})")
+
+
+@dataclass(frozen=True, eq=False)
+class Dirty:
+    """A column of texts in which at least half of the filled cells are numbers or dates.
+
+    cells  the column with the numbers or dates alone, if they are MOST of the filled cells; others are empty
+    rule   how its cells are read
+    said   what its cells are, by the rule of 20
+    """
+
+    cells: Any
+    rule: CellRule
+    said: str
+
+
+def dirty(column: Any, decimal: str | None) -> Dirty | None:
+    """What a column of texts holds; None if it is clean, or holds no numbers or dates in half of its cells.
+
+    decimal  the mark that is stated, if one is
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    texts, codes = encoded(column.cast(pyarrow.string()))
+    counts, cells = np.bincount(codes, minlength=len(texts)), bare(texts, PLAIN)
+    filled = int(counts[np.asarray(pc.is_valid(cells))].sum())
+    plain = [_are(cells, mark) for mark in ".,"]
+    if not filled or any(counts[is_number].sum() == filled for is_number in plain):
+        return None
+    rule, good = _rule(cells, counts, decimal)
+    if holds_dates(column):
+        rule, good = PLAIN, np.array([is_date(text or "") for text in cells.to_pylist()])
+    read = int(counts[good].sum())
+    if read < MOST * filled:
+        said = f"{how_many(read, filled).lower()} are numbers or dates"
+        return Dirty(column, PLAIN, said) if read >= HALF * filled else None
+    rest = {c: n for c, n, is_good in zip(cells.to_pylist(), counts.tolist(), good, strict=True) if c and not is_good}
+    usual = {cell: n for cell, n in rest.items() if _is_usual(cell, n)}
+    beside, marked = " or ".join(map(repr, filter(None, (rule.unit, rule.thousands)))), sum(usual.values())
+    found = {
+        f"have {beside} beside their digits": int(counts[good & ~(plain[0] | plain[1])].sum()) if beside else 0,
+        f"are marks of missing values ({', '.join(usual)})": marked,
+        "cannot be read, and training refuses them unless data.missing names them": sum(rest.values()) - marked,
+    }
+    said = "; ".join(f"{how_many(n, filled).lower()} {what}" for what, n in found.items() if n)
+    clean = pc.if_else(pyarrow.array(good), bare(cells, rule), "").take(pyarrow.array(codes))
+    return Dirty(clean, replace(rule, missing=tuple(usual)), said) if said else None
+
+
+def _rule(cells: Any, counts: npt.NDArray[np.int64], decimal: str | None) -> tuple[CellRule, npt.NDArray[np.bool_]]:
+    """The unit and the mark between thousands that read the most cells, and (cells,) which these are."""
+    units = Counter(form[1] for cell in cells.to_pylist() if (form := _CELL.fullmatch(cell or "")))
+    unit = next((u for u, n in units.most_common(1) if n >= SMALLEST_SHOWN or _is_usual(u, n)), None)
+    rules = [(CellRule((), unit, t), m) for t in (None, *THOUSANDS) for m in (decimal or ".,").replace(t or " ", "")]
+    found = [(rule, _are(bare(cells, rule), mark)) for rule, mark in rules]
+    plain = np.any([read for rule, read in found if rule.thousands is None], axis=0)
+    # 1.234 may have three decimals, 1.234,5 has not.
+    shown = [(rule, read) for rule, read in found if rule.thousands is None or (read & ~plain).any()]
+    return max(shown, key=lambda one: int(counts[one[1]].sum()))
+
+
+def _are(cells: Any, mark: str) -> npt.NDArray[np.bool_]:
+    return np.asarray(are_decimal(cells, mark).fill_null(False), dtype=bool)
+
+
+def _is_usual(text: str, count: int) -> bool:
+    """Whether a text is a usual mark or unit, has no letter or digit, or is in many cells and has no digit."""
+    letters = re.sub(r"[\W_]", "", text.lower())
+    is_common = count >= SMALLEST_SHOWN and not re.search("[0-9]", text)
+    return is_common or not letters or letters in f"{MISSING} {UNITS}".split()
+
+
+# -- Guesses about a table's columns, for the draft that `epsilons init` writes
 
 #: Usual names of the column to predict, and of the column of budgets.
 TARGETS = ("label", "target", "class", "outcome", "y")

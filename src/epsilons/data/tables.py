@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..disclosure import SMALLEST_SHOWN
+from ..core.disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, read_table
 from ..tabular.cells import CellRule, Unread, as_text, by_meaning, column_of, encoded, numbers
 from .arrays import Arrays, Source
-from .text import Tokens, texts_of, token_ids
+from .texts import Tokens, texts_of, token_ids
 
 #: pyarrow.Table -> (rows,) which records are used, for `table`.
 Kept = Callable[[Any], npt.NDArray[np.bool_]]

@@ -14,7 +14,7 @@ except ModuleNotFoundError as _error:
         "pip install 'transformers>=5' 'accelerate>=1.10'."
     ) from _error
 
-from .losses import per_record_loss
+from .model_losses import per_record_loss
 from .trainer import PrivateTrainer
 
 __all__ = ["PrivateTrainer", "per_record_loss"]

@@ -14,15 +14,14 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from ..budgets import DEFAULT_DELTA, Budgets
+from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..errors import CallOrderError, InputError, RunError
-from ..plan_folder import PlanFolder, opened
+from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning import plan as make_plan
 from ..training import Performance, Private, make_private
-from . import arguments, losses
-from .data import Records, Tickets, budgets_in
-from .steps import StepOptimizer, Steps, zero
+from . import model_losses, training_arguments
+from .steps import Records, StepOptimizer, Steps, Tickets, budgets_in, zero
 
 #: What the Trainer logs of the training records without noise.
 PRIVATE_LOGS = ("loss", "train_loss")
@@ -80,11 +79,11 @@ class PrivateTrainer(Trainer):
         compute_loss_func: Callable[..., Tensor] | None = None,
         **trainer: Any,
     ) -> None:
-        own = arguments.checked(args)
-        arguments.check_model(model)
-        arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
+        own = training_arguments.checked(args)
+        training_arguments.check_model(model)
+        training_arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
         _check_methods(type(self))
-        self.private_dir = arguments.folder(private_dir, own.output_dir)
+        self.private_dir = training_arguments.folder(private_dir, own.output_dir)
         train_dataset, budgets, persons = budgets_in(train_dataset, budgets, person, delta)
         self.budgets, self.log_private_loss = budgets, log_private_loss
         self._of_persons = {"persons": persons, "rows_per_person": rows_per_person, "views": views}
@@ -113,7 +112,7 @@ class PrivateTrainer(Trainer):
         loss = None if compute_loss_func is None else _OfRecords(compute_loss_func)
         super().__init__(model, own, data_collator, train_dataset, compute_loss_func=loss, **trainer)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled or self.is_model_parallel:
-            raise InputError(next(r for r in arguments.REFUSALS if r.name == "fsdp").message)
+            raise InputError(next(r for r in training_arguments.REFUSALS if r.name == "fsdp").message)
         self.callback_handler.callbacks.insert(0, _Epochs(self._epoch))
 
     # -- what a subclass may override ----------------------------------------------------------------
@@ -123,13 +122,13 @@ class PrivateTrainer(Trainer):
 
         By default: compute_loss_func(outputs, labels), or the model's own loss (`per_record_loss`).
         """
-        labels = {name: inputs[name] for name in losses.LABELS if name in inputs}
+        labels = {name: inputs[name] for name in model_losses.LABELS if name in inputs}
         config = getattr(model, "config", None)  # of transformers' models
         seen = inputs if getattr(config, "is_encoder_decoder", False) else _without(inputs, labels)
         outputs = model(**seen)
         if self.compute_loss_func is not None:
             return self.compute_loss_func(outputs, labels.get("labels", labels))  # type: ignore[no-any-return]
-        return losses.per_record_loss(
+        return model_losses.per_record_loss(
             self.accelerator.unwrap_model(model), outputs, labels, self.args.label_smoothing_factor
         )
 

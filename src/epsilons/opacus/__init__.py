@@ -10,8 +10,8 @@ docs/doors/opacus.md for what differs. Opacus itself is needed for `epsilons.opa
 from __future__ import annotations
 
 from .accountant import Accountant
-from .engine import PrivacyEngine
 from .loader import PrivateLoader
+from .privacy_engine import PrivacyEngine
 from .wrappers import PrivateModule, PrivateOptimizer
 
 __all__ = ["Accountant", "PrivacyEngine", "PrivateLoader", "PrivateModule", "PrivateOptimizer"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ..doors.foreign_loop import ForeignLoop
 from ..errors import CallOrderError
-from ..training.foreign_loop import ForeignLoop
 from .accountant import Accountant
 
 

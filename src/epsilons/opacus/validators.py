@@ -8,7 +8,8 @@ import logging
 from torch import nn
 
 from ..errors import EpsilonsError
-from ..training import mend, model_checks
+from ..models import model_checks
+from ..training import mend
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ here before a plan is returned.
 from __future__ import annotations
 
 from .advice import Advice, advise
+from .plan_numbers import Phase, Recipe
 from .planner import plan
 from .plans import Plan
-from .recipe import Phase, Recipe
 from .risk_profile import Risk, risk
 from .strategies import STRATEGIES, Strategy
 

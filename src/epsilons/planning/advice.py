@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from .. import accounting
-from .._links import docs_page
 from ..accounting import Accountant
 from ..accounting.calibration import noises_for
-from ..budgets import Budgets
-from ..disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
-from ..errors import PlanError, PromiseError
-from ..mechanism import IntArray
+from ..budgets.budgets import Budgets
+from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
+from ..core.mechanism import IntArray
+from ..errors import PlanError, PromiseError, docs_page
 from .display import Table, aligned, number
+from .plan_numbers import Recipe
 from .planner import plan
 from .plans import Plan
-from .recipe import Recipe
 from .risk_profile import excess, risk
 
 MODEL = (

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..disclosure import (
+from ..core import notebook
+from ..core.disclosure import (
     PLAN_SUPPRESSED,
     SMALLEST_SHOWN,
     DisplayRow,
@@ -22,10 +23,8 @@ from ..disclosure import (
     how_many,
     of_unit,
 )
-from ..errors import PlanError
-from ..escaping import printable
-from .plan_numbers import PlanNumbers
-from .recipe import Phase
+from ..errors import PlanError, printable
+from .plan_numbers import Phase, PlanNumbers
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]  # headers, rows
 
@@ -247,3 +246,30 @@ def round_up(value: float, digits: int) -> float:
         return value
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
+
+
+# -- Plans, and what was charged under them, as HTML for notebooks; the same content as the printed text
+
+
+def of_plan(plan: PlanNumbers) -> str:
+    """Title, one table per phase, notes, and the guarantee."""
+    tables = [notebook.table(*table, caption=caption) for caption, table in phase_tables(plan)]
+    return notebook.document(
+        notebook.heading(title(plan)),
+        *tables,
+        notebook.paragraphs(notes(plan)),
+        notebook.details("The guarantee", plan.guarantee),
+    )
+
+
+def of_charges(plan: PlanNumbers, charged: Sequence[int], title: str, notes: Sequence[str] = ()) -> str:
+    """What each group was charged so far and what it spends in all.
+
+    charged  (phases,) steps charged
+    """
+    suppressed = [of_unit(PLAN_SUPPRESSED, plan.unit)] if has_small_cells(plan.groups) else []
+    return notebook.document(
+        notebook.heading(title),
+        notebook.table(*spend_table(plan, charged)),
+        notebook.paragraphs([*notes, *suppressed, *levels_note(plan), CLAIM]),
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..accounting import DESCRIPTIONS
-from ..escaping import printable
-from ..mechanism import Unit
+from ..core.mechanism import Unit
+from ..errors import printable
 
 RANDOMNESS = {
     "philox": "Philox counters under a secret 256-bit key",

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, name_of
-from ..accounting.repeated import Repeated
-from ..budgets import Budgets
+from ..budgets.budgets import Budgets
+from ..core.files import write_json
+from ..core.mechanism import Repeated
 from ..errors import EpsilonsWarning, PlanError
-from ..files import write_json
-from . import display, notebook_views, plan_checks, plan_file
-from .plan_numbers import ROSTER, PlanNumbers
-from .recipe import Phase, Recipe
+from . import display, plan_file
+from .plan_numbers import ROSTER, Phase, PlanNumbers, Recipe
 
 
 class Plan(PlanNumbers):
@@ -85,13 +84,13 @@ class Plan(PlanNumbers):
         """
         file, is_unchanged = plan_file.read(Path(path))
         plan = cls(**file.fields() | {"accountant_fn": accountant})
-        plan_checks.check(plan, file)
+        plan_file.check(plan, file)
         if file.digest is not None and not is_unchanged:
             raise PlanError(
                 f"{path} was changed by hand: its digest is not that of its content. Make a new plan with "
                 "epsilons.plan, or epsilons plan … -o."
             )
-        for doubt in plan_checks.doubts(plan, file):
+        for doubt in plan_file.doubts(plan, file):
             warnings.warn(f"{path}: {doubt}", EpsilonsWarning, stacklevel=2)
         return plan
 
@@ -125,7 +124,7 @@ class Plan(PlanNumbers):
 
     def _repr_html_(self) -> str:
         """In a notebook: `summary` as tables, and the guarantee."""
-        return notebook_views.of_plan(self)
+        return display.of_plan(self)
 
     def __repr__(self) -> str:
         steps = display.steps_of(self)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from .accounts import Accounts
-from .amounts import Table
 from .registry import Registry
 from .reservation import Reservation
-from .rosters import Roster
+from .rosters import Roster, Table
 from .verifier import Verdict
 
 __all__ = ["Accounts", "Registry", "Reservation", "Roster", "Table", "Verdict"]

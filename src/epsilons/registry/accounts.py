@@ -12,17 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accounting.filter import ORDERS, offsets
-from ..budgets import Budgets
-from ..disclosure import how_many
+from ..budgets.budgets import Budgets
+from ..budgets.ids import Rule
+from ..core.disclosure import how_many
+from ..core.mechanism import FloatArray, IntArray
 from ..errors import EpsilonsWarning, RegistryError, RegistryRefusedError
-from ..ids import Rule
-from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from .amounts import UNIT
 from .cohorts import known, page_of
-from .databases import Database
-from .rosters import NO_PERSON, Pages
-from .schema import PAGE
+from .databases import PAGE, Database
+from .rosters import NO_PERSON, UNIT, Pages
 
 #: Less than this part of the lifetime budget is nothing: planning leaves up to about 1e-5 of it unused.
 LEAST_LEFT = 1e-4

@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accounting.filter import ORDERS
+from ..core.mechanism import IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from ..mechanism import IntArray
-from .amounts import caps
-from .databases import Database
-from .rosters import NO_PERSON, Pages
-from .schema import PAGE, packed, unpacked
+from .databases import PAGE, Database, packed, unpacked
+from .rosters import NO_PERSON, Pages, caps
 
 T = TypeVar("T")
 

@@ -10,20 +10,27 @@ transaction's snapshot, or most transactions would be repeated.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import random
 import secrets
 import sqlite3
 import stat
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from .._links import docs_page
-from ..errors import RegistryError, RegistryRefusedError
-from ..files import for_owner, sync_folder
+import numpy as np
+import numpy.typing as npt
+
+from ..core.files import for_owner, sync_folder
+from ..errors import RegistryError, RegistryRefusedError, docs_page
 
 T = TypeVar("T")
 
@@ -321,3 +328,108 @@ def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) ->
                     "a local disk, or a registry in PostgreSQL."
                 )
             return
+
+
+# -- The chain of events: each has the hash of the one before, so that nothing in the middle can be changed unseen
+
+#: What comes before the first event.
+BEGINNING = "0" * 64
+
+
+def add(database: Database, kind: str, **facts: Any) -> None:
+    """Add an event, inside a transaction. Its rows follow, except a run and its roster, which come before.
+
+    Its time is never before the one of the last event.
+    """
+    ((number, last),) = database.run("select number, hash from head")
+    ((before,),) = database.run("select coalesce(max(time), '') from latest")
+    time = max(before, datetime.now(UTC).isoformat(timespec="seconds"))
+    body = json.dumps({"kind": kind, "time": time, **facts}, sort_keys=True, allow_nan=False)
+    new = _hash(last, body)
+    database.run("insert into event values (%s, %s, %s, %s)", number + 1, last, new, body)
+    database.run("update head set number = %s, hash = %s", number + 1, new)
+
+
+def head(database: Database) -> tuple[int, str]:
+    """(number of events, hash of the last one)."""
+    ((number, last),) = database.run("select number, hash from head")
+    return int(number), str(last)
+
+
+def hash_at(database: Database, number: int) -> str | None:
+    """The hash of this event; None if there are fewer events."""
+    if number == 0:
+        return BEGINNING
+    rows = database.run("select hash from event where number = %s", number)
+    return rows[0][0] if rows else None
+
+
+def _hash(last: str, body: str) -> str:
+    return hashlib.sha256((last + body).encode()).hexdigest()
+
+
+# -- Names of runs, projects and kinds: they are printed, so no control character is in them
+
+LONGEST_NAME = 200
+
+
+def check_name(name: str) -> None:
+    """Raise RegistryError for a name that is too long, or that does not print as it is."""
+    if not isinstance(name, str) or len(name) > LONGEST_NAME or not name.isprintable():
+        raise RegistryError(
+            f"Names of runs and projects are text of at most {LONGEST_NAME} printable characters, without line breaks."
+        )
+
+
+# -- The tables of a registry
+
+SCHEMA = 3
+#: People per page.
+PAGE = 1 << 14
+
+TABLES = """
+create table fact (name text primary key, value text not null);
+create table wish (
+  id integer primary key, epsilon double precision not null, delta double precision not null, home integer not null,
+  unique (epsilon, delta, home));
+create table cohort (
+  id integer primary key, wish integer not null, withdrawn integer not null, sums BLOB not null,
+  unique (wish, withdrawn, sums));
+create table person (pseudonym BLOB primary key, number integer not null) WITHOUT;
+create table page (number integer primary key, cohorts BLOB not null);
+create table quota (project text primary key, share double precision not null);
+create table run (
+  id text primary key, state text not null, kind text not null, project text not null, digest text not null,
+  plan text not null, charged text, key text, ledger text, begun text);
+create table part (run text not null, page integer not null, rows BLOB not null, primary key (run, page));
+create table statement (event integer not null, page integer not null, rows BLOB not null, primary key (event, page));
+create table event (number integer primary key, previous text not null, hash text not null, body text not null);
+create table head (one integer primary key, number integer not null, hash text not null);
+"""
+
+
+def create(database: Database, fill: Callable[[], object]) -> None:
+    """Make all tables, fill them, and make the rules for what follows."""
+    without = "without rowid" if database.blob == "blob" else ""
+    for statement in TABLES.replace("BLOB", database.blob).replace("WITHOUT", without).split(";"):
+        if statement.strip():
+            database.run(statement)
+    fill()
+    for statement in rules(database):
+        database.run(statement)
+
+
+def rules(database: Database) -> list[str]:
+    """The statements that have this database refuse what the events of a registry do not allow."""
+    script = f"rules_{'sqlite' if database.blob == 'blob' else 'postgresql'}.sql"
+    return resources.files(__package__).joinpath("sql", script).read_text(encoding="utf-8").split("\n\n")
+
+
+def packed(values: npt.NDArray[Any]) -> bytes:
+    """An array as it is stored."""
+    return zlib.compress(np.ascontiguousarray(values).tobytes(), 1)
+
+
+def unpacked(stored: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The array, of this type."""
+    return np.frombuffer(zlib.decompressobj().decompress(stored, 8 * PAGE), dtype=dtype).copy()

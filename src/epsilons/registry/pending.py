@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..core.files import close_folder, write_json
 from ..errors import EpsilonsError, RegistryRefusedError
-from ..files import close_folder, write_json
-from ..run_folder import RunFolder
+from ..ledger.run_folder import RunFolder
 from .registry import Registry
 
 

@@ -8,6 +8,8 @@ by page, one entry per statement, so that `verify` can replay it.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,16 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accounting.filter import ORDERS, home_orders
-from ..disclosure import how_many
+from ..budgets.ids import Rule, texts_of
+from ..core.disclosure import how_many
+from ..core.mechanism import SMALLEST_DELTA, FloatArray, IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from ..ids import Rule, texts_of
-from ..mechanism import SMALLEST_DELTA, FloatArray, IntArray
-from . import chain
-from .amounts import LARGEST_EPSILON, MOST_ROWS, caps
-from .cohorts import AT_ONCE, EMPTY, ids_of, known, page_of, store_page
-from .databases import Database
-from .rosters import NO_PERSON, Roster, digest
-from .schema import PAGE, packed
+from . import databases
+from .cohorts import AT_ONCE, EMPTY, caps_of, ids_of, known, page_of, store_page
+from .databases import PAGE, Database, check_name, packed, unpacked
+from .rosters import LARGEST_EPSILON, MOST_ROWS, NO_PERSON, Pages, Roster, Table, caps, digest
 
 #: The row of a statement that says "no further draws". Others are numbers of wishes.
 WITHDRAWN = 0
@@ -126,7 +126,7 @@ def _wishes(database: Database, epsilon: FloatArray, delta: FloatArray, homes: I
     for key in keys:
         if key not in stored:
             stored[key] = len(stored) + 1
-            chain.add(database, "wish", id=stored[key], epsilon=key[0], delta=key[1], home=float(ORDERS[key[2]]))
+            databases.add(database, "wish", id=stored[key], epsilon=key[0], delta=key[1], home=float(ORDERS[key[2]]))
             database.run("insert into wish values (%s, %s, %s, %s)", stored[key], *key)
     numbers = np.array([stored[key] for key in keys], dtype=np.int64)
     found: IntArray = numbers[which.reshape(-1)]
@@ -152,8 +152,8 @@ def _check(wishes: FloatArray) -> None:
 
 def _state(database: Database, kind: str, roster: Roster, **facts: Any) -> None:
     """Record what these people stated, and move them to their new cohorts. Rows: numbers of wishes, or WITHDRAWN."""
-    event = chain.head(database)[0] + 1
-    chain.add(database, kind, digest=digest(roster), **facts)
+    event = databases.head(database)[0] + 1
+    databases.add(database, kind, digest=digest(roster), **facts)
     for page, rows in roster.pages():
         database.run("insert into statement values (%s, %s, %s)", event, page, packed(rows))
         cohorts, stated = page_of(database, page), rows != NO_PERSON
@@ -175,3 +175,50 @@ def _after(database: Database, cohorts: IntArray, rows: IntArray) -> npt.NDArray
         wishes[leaves] = before.wishes[where[leaves]]
     found: npt.NDArray[np.int32] = ids_of(database, wishes, gone, sums)[which.reshape(-1)]
     return found
+
+
+# -- Quotas: the part of any person's lifetime budget that the runs of one project may use together
+
+
+def set_quota(database: Database, project: str, share: float) -> None:
+    """Allow a project's runs this part of any lifetime budget, inside a transaction. Raises RegistryError."""
+    check_name(project)
+    if not (math.isfinite(share) and 0 < share <= 1):
+        raise RegistryError(f"A quota is a part of a lifetime budget, above 0 and at most 1, got {share}.")
+    databases.add(database, "quota", project=project, share=float(share))
+    database.run(
+        "insert into quota values (%s, %s) on conflict (project) do update set share = excluded.share", project, share
+    )
+
+
+def check(database: Database, project: str, table: Table, roster: Pages) -> None:
+    """Raise RegistryRefusedError if this run would exceed its project's quota for a person, at the home order."""
+    quota = database.run("select share from quota where project = %s", project)
+    if not quota:
+        return
+    others = [
+        (run, Table.from_dict(json.loads(plan)).costs(tuple(json.loads(charged)) if charged else None))
+        for run, plan, charged in database.run("select id, plan, charged from run where project = %s", project)
+    ]
+    homes = dict(database.run("select id, home from wish"))
+    costs = table.costs()
+    for page, rows in roster.pages():
+        takes_part = rows != NO_PERSON
+        used = np.zeros((PAGE, costs.shape[1]), dtype=np.int64)
+        used[takes_part] += costs[rows[takes_part]]
+        for run, cost in others:
+            for (stored,) in database.run("select rows from part where run = %s and page = %s", run, page):
+                of_run = unpacked(stored, np.int16)
+                used[of_run != NO_PERSON] += cost[of_run[of_run != NO_PERSON]]
+        cohorts = page_of(database, page)[takes_part]
+        distinct, which = np.unique(cohorts, return_inverse=True)
+        wishes = known(database, distinct).wishes
+        if len(wishes) != len(distinct):
+            raise RegistryError("The roster has people who are not enrolled.")
+        home = np.array([homes[wish] for wish in wishes.tolist()])
+        limit = caps_of(database, wishes)[np.arange(len(home)), home] * quota[0][0]
+        if (used[takes_part][np.arange(len(which)), home[which]] > limit[which]).any():
+            raise RegistryRefusedError(
+                f"The project {project!r} would use more than its quota from some people. Nothing was charged. "
+                "Plan a smaller run, or have the quota raised."
+            )

@@ -15,20 +15,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..budgets import Budgets
+from ..budgets.budgets import Budgets
+from ..budgets.ids import AS_WRITTEN, Rule, as_rule
+from ..core.files import write_bytes
+from ..core.mechanism import FloatArray, IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from ..files import write_bytes
-from ..ids import AS_WRITTEN, Rule, as_rule
-from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, copies, migrating, people, quotas, requests, runs, verifier
+from . import cohorts, copies, databases, people, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
-from .amounts import Table
-from .databases import database
-from .names import check_name
+from .databases import PAGE, SCHEMA, check_name, create, database
 from .reservation import Reservation, roster_digest
-from .rosters import Pages, Roster
-from .schema import PAGE, SCHEMA, create
+from .rosters import Pages, Roster, Table
 from .summary import PersonRun, Summary, counts, runs_of_person, summary
 from .verifier import Verdict
 
@@ -55,7 +52,7 @@ class Registry:
         self._database = database(url)
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
-            migrating.check(facts.get("schema"))
+            copies.check(facts.get("schema"))
             self.id = str(facts.get("id"))
             path = _pepper_path(url, pepper)
             is_given = path is not None and (pepper is not None or path.exists())
@@ -80,10 +77,10 @@ class Registry:
             commitment = _commitment(path.read_bytes())
 
             def work() -> None:
-                create(made, lambda: made.run("insert into head values (1, 0, %s)", chain.BEGINNING))
+                create(made, lambda: made.run("insert into head values (1, 0, %s)", databases.BEGINNING))
                 facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
                 facts |= {"ids": ", ".join(rule)} if rule else {}
-                chain.add(made, "create", **facts)
+                databases.add(made, "create", **facts)
                 made.many("insert into fact values (%s, %s)", list(facts.items()))
 
             made.build(work)
@@ -98,7 +95,7 @@ class Registry:
         The owner of the tables does this. Raises RegistryError.
         """
         with closing(database(url)) as found:
-            found.transaction(lambda: migrating.migrate(found))
+            found.transaction(lambda: copies.migrate(found))
 
     # -- people ------------------------------------------------------------------------------------
 
@@ -253,7 +250,7 @@ class Registry:
 
         Raises RegistryRefusedError for an event that is right, or if another one is wrong.
         """
-        self._transaction(lambda: migrating.quarantine(self._database, events, reason))
+        self._transaction(lambda: copies.quarantine(self._database, events, reason))
 
     def check_table(self, run: str, table: Table) -> None:
         """Raise RegistryRefusedError if this run is reserved for another table."""
@@ -286,7 +283,7 @@ class Registry:
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of each lifetime budget, all together."""
-        self._transaction(lambda: quotas.set_quota(self._database, project, share))
+        self._transaction(lambda: people.set_quota(self._database, project, share))
 
     # -- evidence ----------------------------------------------------------------------------------
 
@@ -312,7 +309,7 @@ class Registry:
 
     def hash_at(self, number: int) -> str | None:
         """The hash of this event; None if there are fewer events."""
-        return self._reading(lambda: chain.hash_at(self._database, number))
+        return self._reading(lambda: databases.hash_at(self._database, number))
 
     def copy(self, url: str) -> None:
         """Copy the whole registry, as of now, into a new and empty database, or raise RegistryError."""
@@ -332,7 +329,7 @@ class Registry:
     @property
     def head(self) -> tuple[int, str]:
         """(number of events, hash of the last one): keep it elsewhere, to notice a restored backup."""
-        return self._reading(lambda: chain.head(self._database))
+        return self._reading(lambda: databases.head(self._database))
 
     def release(
         self,

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from . import chain, people
-from .amounts import MOST_ROWS, caps
+from . import databases, people
 from .databases import Database
+from .rosters import MOST_ROWS, caps
 
 #: Requests that are carried out in one transaction, and rows of old ones that are marked as replaced in one.
 BATCH, REPLACED_AT_ONCE = 50, 5000
@@ -37,7 +37,7 @@ _REPLACE = """update request set applied = %s where id in (
 
 def roles_script() -> str:
     """roles.sql, which sets up the roles subject, runner, officer and regulator in PostgreSQL."""
-    return resources.files(__package__).joinpath("roles.sql").read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("sql", "roles.sql").read_text(encoding="utf-8")
 
 
 def admit(database: Database, role: str, number: int) -> None:
@@ -81,7 +81,7 @@ def _carry_out_some(database: Database, last: int) -> int:
     stays = [row for row in rows if row[2] is not None]
     if leaves:
         people.withdraw(database, np.array([row[1] for row in leaves], dtype=np.int64))
-        applied = dict.fromkeys((row[0] for row in leaves), chain.head(database)[0])
+        applied = dict.fromkeys((row[0] for row in leaves), databases.head(database)[0])
     if stays:
         applied |= _changed(database, stays)
     database.many("update request set applied = %s where id = %s", [(event, one) for one, event in applied.items()])
@@ -103,5 +103,5 @@ def _changed(database: Database, rows: Sequence[tuple[Any, ...]]) -> dict[int, i
     which = outcome > 0
     if which.any():
         people.change(database, numbers[which], stated[which, 0], stated[which, 1])
-        outcome[which] = chain.head(database)[0]
+        outcome[which] = databases.head(database)[0]
     return {row[0]: int(one) for row, one in zip(rows, outcome, strict=True)}

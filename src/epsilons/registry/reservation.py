@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..mechanism import IntArray
+from ..core.mechanism import IntArray
 
 
 class Keeper(Protocol):

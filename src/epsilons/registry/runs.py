@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.mechanism import IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from ..mechanism import IntArray
-from . import chain, quotas
-from .amounts import Table
+from . import databases, people
 from .cohorts import move
-from .databases import Database
-from .names import check_name
-from .rosters import Digest, Pages, Rows, checked
-from .schema import packed, unpacked
+from .databases import Database, check_name, packed, unpacked
+from .rosters import Digest, Pages, Rows, Table, checked
 
 RESERVED, RUNNING, SETTLED, CANCELLED = "reserved", "running", "settled", "cancelled"
 ENDED = (SETTLED, CANCELLED)
@@ -136,14 +133,14 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
                 f"The run {run!r} is reserved for another plan, other people, or another project. Choose another name."
             )
         return
-    quotas.check(database, project, table, held)
+    people.check(database, project, table, held)
     move(database, held, table.costs(), is_charge=True)
     database.run(
         "insert into run (id, state, kind, project, digest, plan) values (%s, %s, %s, %s, %s, %s)",
         *(run, RESERVED, kind, project, asked, plan),
     )
     database.many("insert into part values (%s, %s, %s)", ((run, *page) for page in held.stored))
-    chain.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
+    databases.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
 
 
 def begin(database: Database, run: str, key: str, previous: str | None, ledger: str) -> None:
@@ -163,7 +160,7 @@ def begin(database: Database, run: str, key: str, previous: str | None, ledger: 
     if found.begun not in (None, ledger):
         raise RegistryRefusedError(f"The run {run!r} has begun with another ledger. Continue it with that one.")
     if found.key != key:
-        chain.add(database, "begin", run=run, key=key, previous=found.key, ledger=ledger)
+        databases.add(database, "begin", run=run, key=key, previous=found.key, ledger=ledger)
         database.run("update run set state = %s, key = %s, begun = %s where id = %s", RUNNING, key, ledger, run)
 
 
@@ -212,7 +209,7 @@ def _end(database: Database, run: StoredRun, state: str, charged: tuple[int, ...
     """Give back what was not charged. The database refuses what has no ledger, or is above the owner's limit."""
     back = run.table.costs(charged) - run.table.costs()  # raises for more steps than were reserved
     said = {"charged": list(charged), "ledger": ledger, "key": run.key} if state == SETTLED else {}
-    chain.add(database, "settle" if said else "cancel", run=run.id, **said)
+    databases.add(database, "settle" if said else "cancel", run=run.id, **said)
     update = "update run set state = %s, charged = %s, ledger = %s where id = %s"
     database.run(update, state, json.dumps(list(charged)), ledger, run.id)
     if back.any():
@@ -223,7 +220,7 @@ def limit_refunds(database: Database, share: float) -> None:
     """Let runs give back at most this share of their steps without an approval, inside a transaction."""
     if not 0 <= share <= 1:
         raise RegistryError(f"A share of steps to give back is from 0 to 1, got {share}.")
-    chain.add(database, "limit", refund=float(share))
+    databases.add(database, "limit", refund=float(share))
     insert = "insert into fact values ('refund', %s) on conflict (name) do update set value = excluded.value"
     database.run(insert, json.dumps(float(share)))
 
@@ -236,4 +233,4 @@ def approve(database: Database, run: str, charged: tuple[int, ...] | None, ledge
     found = stored_run(database, run)
     charged = (0,) * len(found.table.steps) if charged is None else charged
     found.table.costs(charged)  # refuses other steps than it reserved
-    chain.add(database, "approve", run=run, charged=list(charged), ledger=ledger)
+    databases.add(database, "approve", run=run, charged=list(charged), ledger=ledger)

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..accounting.filter import offsets
-from ..disclosure import SMALLEST_SHOWN, at_least, display_rows, rounded_up
-from ..mechanism import FloatArray, Groups, IntArray
+from ..core.disclosure import SMALLEST_SHOWN, at_least, display_rows, rounded_up
+from ..core.mechanism import FloatArray, Groups, IntArray
 from .accounts import LEAST_LEFT
-from .amounts import UNIT
 from .cohorts import EMPTY, known, page_of
-from .databases import Database
-from .rosters import NO_PERSON
+from .databases import Database, unpacked
+from .rosters import NO_PERSON, UNIT
 from .runs import StoredRun, stored_runs
-from .schema import unpacked
 
 
 @dataclass(frozen=True)

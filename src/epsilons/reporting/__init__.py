@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant
-from ..errors import RunError
-from ..escaping import json_text
-from ..files import write_json, write_text
+from ..core.files import write_json, write_text
+from ..errors import RunError, json_text
 from .content import Content, make_content
 from .html import MARK, page
 from .load_run import load_run

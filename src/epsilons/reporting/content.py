@@ -17,7 +17,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..disclosure import (
+from ..core.disclosure import (
     HASHES_SUPPRESSED,
     MOST_ROWS,
     SOLVED_SUPPRESSED,
@@ -26,19 +26,18 @@ from ..disclosure import (
     has_small_cells,
     of_unit,
 )
-from ..planning import Plan, odds
+from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
-from . import people, sentences
+from . import population, sentences
 from .about import About, Period, about_of, period_of
-from .accuracy import Evaluation, last_evaluation
 from .audited import Audited, audit_of
+from .audited import publish as what_to_publish
 from .load_run import RunRecord, RunSettings
 from .membership import Result
 from .origins import Origins, origins_of
-from .people import RosterRuns, Unit
-from .plan_numbers import Curve, PhaseTable, curve_of, phases_of
-from .publishing import publish as what_to_publish
+from .plan_words import Curve, PhaseTable, curve_of, phases_of
+from .population import Evaluation, RosterRuns, Unit, last_evaluation
 
 SCHEMA = 2
 
@@ -180,7 +179,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
     shown = display_rows(plan.groups, settings.metadata.tiers, release)
     is_suppressed = release and has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
-    status, runs, unit = _status(record), _runs(settings), people.unit_of(plan, settings)
+    status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
     groups = _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
@@ -214,17 +213,17 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
-        left_out=None if release else people.left_out(settings.metadata.left_out),
-        joined=people.joined(settings.metadata.consent, release),
+        left_out=None if release else population.left_out(settings.metadata.left_out),
+        joined=population.joined(settings.metadata.consent, release),
         publish=what_to_publish(record, release, stated, audited),
         origins=stated,
         audited=audited,
-        roster_runs=None if release else people.roster_runs(settings.counted, settings.registry_id),
+        roster_runs=None if release else population.roster_runs(settings.counted, settings.registry_id),
         registry=settings.registry_id,
-        tested=people.tested(
-            settings.eval_data, bool(record.metrics), people.is_split_by_person(plan, settings), release
+        tested=population.tested(
+            settings.eval_data, bool(record.metrics), population.is_split_by_person(plan, settings), release
         ),
-        withdrawal=people.withdrawal(plan, unit, settings.registry_id),
+        withdrawal=population.withdrawal(plan, unit, settings.registry_id),
         note=sentences.summary_of_many(plan) if not is_suppressed and len(plan.epsilons) > MOST_ROWS else None,
         curve=None if is_suppressed else curve_of(plan),
         phases=None if is_suppressed else phases_of(plan),
@@ -232,7 +231,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         membership=None if release else record.membership,
         guarantee=(None if release else settings.guarantee)
         or plan.guarantee_of_run(
-            settings.randomness, settings.features, people.stated(plan, settings, release), settings.registry_id
+            settings.randomness, settings.features, population.stated(plan, settings, release), settings.registry_id
         ),
         not_covered=sentences.not_covered(
             plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, stated.read_off
@@ -264,7 +263,7 @@ def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool)
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
-    for row, right in zip(shown, odds.of_rows(record.plan, shown, is_suppressed), strict=True):
+    for row, right in zip(shown, risk_profile.of_rows(record.plan, shown, is_suppressed), strict=True):
         group = Group(  # fields by name, so that a new field of a row is not published by accident
             label=row.label,
             tier=row.tier,
@@ -293,7 +292,7 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> t
         sentences.odds_of(
             group.label,
             group.tier,
-            odds.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose),
+            risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose),
         )
         for group in known
     ]

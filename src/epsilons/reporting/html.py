@@ -11,19 +11,110 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from ..disclosure import of_unit
-from ..escaping import printable
-from ..planning import display
-from . import glossary, membership, sentences
+from ..core.disclosure import of_unit
+from ..core.files import write_text
+from ..errors import RunError, printable
+from ..planning import Plan, display
+from . import membership, sentences
 from .content import Content
-from .narrow import labelled
-from .plan_numbers import Curve
-from .plan_page import PlanPage
+from .plan_page import About, PlanPage, make_page
+from .plan_words import Curve
+
+# -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
+
+_TABLE = re.compile(r"<thead>(.*?)</thead>(.*?)</table>", re.S)
+_HEADER = re.compile(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", re.S)
+_ROW = re.compile(r"<tr>(.*?)</tr>", re.S)
+_CELL = re.compile(r"<t([hd])\b([^>]*)>")
+_TAG = re.compile(r"<[^>]*>")
+
+
+def labelled(page: str) -> str:
+    """The page, with the header of its column in every cell of a table's body.
+
+    >>> labelled('<thead><tr><td></td><th>δ</th></tr></thead><tbody><tr><th>a</th><td>0.1</td></tr></tbody></table>')
+    '<thead><tr><td></td><th>δ</th></tr></thead><tbody><tr><th>a</th><td data-label="δ">0.1</td></tr></tbody></table>'
+    """
+    return _TABLE.sub(_with_labels, page)
+
+
+def _with_labels(table: re.Match[str]) -> str:
+    headers = [_TAG.sub("", header).replace('"', "&quot;") for header in _HEADER.findall(table[1])]
+
+    def row(match: re.Match[str]) -> str:
+        names = iter(headers)
+
+        def cell(match: re.Match[str]) -> str:
+            name = next(names, "")
+            return f'<t{match[1]}{match[2]} data-label="{name}">' if name else match[0]
+
+        return f"<tr>{_CELL.sub(cell, match[1])}</tr>"
+
+    return f"<thead>{table[1]}</thead>{_ROW.sub(row, table[2])}</table>"
+
+
+# -- The words of a report, each in one plain sentence. A page explains those that it uses
+
+_ALWAYS = (
+    (
+        "ε",
+        "The limit on what anyone can learn about one member of the list: no conclusion about them becomes more than "
+        "e^{ε} times as likely because their data were used. Smaller protects more.",
+    ),
+    ("δ", "A small probability with which that limit may fail, such as 1 in 100,000."),
+    ("budget", "The ε (and δ) that was promised. Each tier is a group of members with the same budget."),
+    ("plan", "The table, fixed before training, of how often members are drawn and how much noise is added."),
+    ("ledger", "The file that counts the training steps, each before it is made, so that none is forgotten."),
+    ("release", "Everything that leaves the training: the model, and every noisy update that made it."),
+)
+_NUMBERS = (
+    ("sample_rate", "The chance of one member to be drawn in one training step, by an independent coin (Poisson)."),
+    ("clip_norm", "The largest length of one member’s contribution to a step; a longer one is shortened to it."),
+    ("noise", "Random numbers added to every step. noise_multiplier compares them with a member’s contribution."),
+    ("influence", "How far one member can move the model over the whole training, compared with the noise."),
+)
+_PLD = (
+    "PLD",
+    "Privacy loss distribution: a method that adds up the privacy loss of all steps exactly, and rounds up.",
+)
+_RDP = ("RDP", "Rényi differential privacy: a method that adds up the privacy loss of all steps, and rounds up.")
+_PHILOX = ("Philox", "A generator of random numbers that are computed from the run’s secret key.")
+_CHACHA = ("ChaCha20", "A cipher; here it makes random numbers from the run’s secret key.")
+_SETS = (
+    "Pr[M(D)∈S]",
+    "The probability that the training M with the data D releases one of the results in the collection S. The "
+    "statement holds for every collection, so for every question that one could ask.",
+)
+_INTERVAL = ("95 % interval", "The range of accuracies that fit the size of the test set (Wilson’s interval).")
+_AUC = ("AUC", "How often an attacker tells a person in the data from one outside: 0.5 is guessing, 1 is always.")
+
+
+def words_of(content: Content) -> tuple[tuple[str, str], ...]:
+    """(word, meaning) of those that the page uses."""
+    bound = str(content.made_with.get("accountant", ""))
+    source = str(content.made_with.get("randomness", ""))
+    chosen = [
+        (True, _ALWAYS),
+        (content.phases is not None, _NUMBERS),
+        ("PLD" in bound, (_PLD,)),
+        ("RDP" in bound, (_RDP,)),
+        ("Philox" in source, (_PHILOX,)),
+        ("ChaCha20" in source, (_CHACHA,)),
+        ("Pr[" in content.guarantee, (_SETS,)),
+        (content.accuracy is not None, (_INTERVAL,)),
+        (content.membership is not None, (_AUC,)),
+    ]
+    return tuple(word for is_used, words in chosen if is_used for word in words)
+
+
+# -- The content as one HTML page, rendered by report.html.jinja; the page of a membership attack, by
+# attack.html.jinja
 
 #: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
@@ -49,7 +140,7 @@ def page(content: Content) -> str:
         membership_text=membership,
         membership_picture=membership.picture(attacked) if attacked else None,
         guarantee=_parts_of_guarantee(content.guarantee),
-        words=glossary.words_of(content),
+        words=words_of(content),
     )
     return labelled(rendered)
 
@@ -81,7 +172,7 @@ def plan_page(content: PlanPage) -> str:
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
-        loader=PackageLoader(__package__, "."),
+        loader=PackageLoader(__package__, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_without_control_characters,
@@ -227,3 +318,30 @@ def _pushed_apart(heights: Sequence[float]) -> list[float]:
         placed[i] = max(placed[i], limit)
         limit = placed[i] + LABEL_HEIGHT
     return placed
+
+
+# -- Where the page of a plan is written: a new file, or in the place of another such page
+
+
+def save_page(plan: Plan, about: About, path: Path) -> Path:
+    """Write the page, whole or not at all, readable by its owner alone.
+
+    Raises RunError for another ending, if the file cannot be written, and if it would replace something else.
+    """
+    check_replaceable(path)
+    return write_text(path, plan_page(make_page(plan, about)))
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise RunError unless the page of a plan may be written to this file."""
+    if path.suffix != ".html":
+        raise RunError(f"The page of a plan is saved as .html, got {path.name!r}.")
+    try:
+        with path.open(encoding="utf-8") as opened:
+            beginning = opened.read(400)
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError):
+        beginning = ""
+    if PLAN_MARK not in beginning:
+        raise RunError(f"{path} exists and is not the page of a plan, so it is not replaced. Choose another name.")

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
-from ..account import read
 from ..accounting import Accountant
+from ..core.files import sha256_of
 from ..errors import RunError
-from ..files import sha256_of
+from ..ledger.account import read
+from ..ledger.run_folder import SCHEMA, RunFolder, read_metrics
 from ..planning import Plan
-from ..run_folder import SCHEMA, RunFolder, read_metrics
 from .membership import Result
 
 #: The hashed files of a run, in the order shown.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..data.provenance import Provenance, in_words, undeclared
+from ..data.arrays import Provenance, in_words, undeclared
 from .sentences import listed
 
 _ONE = {"bounds": "the bounds of one column", "categories": "the categories of one column", "classes": "the classes"}

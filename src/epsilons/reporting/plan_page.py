@@ -14,10 +14,10 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..budgets import Budgets
-from ..disclosure import DisplayRow, display_rows, has_small_cells, of_unit
-from ..mechanism import FloatArray
-from ..planning import Advice, Plan, Recipe, advise, display, odds
+from ..budgets.budgets import Budgets
+from ..core.disclosure import DisplayRow, display_rows, has_small_cells, of_unit
+from ..core.mechanism import FloatArray
+from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
 
@@ -165,7 +165,7 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             right=right,
             sentence=None
             if right is None
-            else odds.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
+            else risk_profile.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
         )
         for row, right in zip(rows, rights, strict=True)
     )
@@ -176,8 +176,8 @@ def _rights(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tupl
     if is_suppressed:
         return tuple(_of_bound(plan, row) for row in rows)
     if len(plan.groups) > MOST_PROFILES:
-        return odds.of_rows(plan, rows, False)
-    rights = odds.right_guesses(plan)
+        return risk_profile.of_rows(plan, rows, False)
+    rights = risk_profile.right_guesses(plan)
     return tuple(int(rights[row.groups].max()) for row in rows)
 
 
@@ -186,7 +186,7 @@ def _of_bound(plan: Plan, row: DisplayRow) -> int | None:
     deltas = np.unique(plan.delta)
     if row.at_most is None or len(deltas) > 1:
         return None
-    return odds.right_of_promise(row.at_most, float(deltas[0]))
+    return risk_profile.right_of_promise(row.at_most, float(deltas[0]))
 
 
 def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:

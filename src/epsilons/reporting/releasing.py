@@ -8,20 +8,85 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .. import release_folder
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
 from ..accounting import Accountant
-from ..data.provenance import Provenance, in_words
-from ..errors import RunError
-from ..files import write_bytes
-from ..model_file import ModelFile, read_model_file
-from .card import card, guarantee
+from ..core.files import write_bytes
+from ..data.arrays import Provenance, in_words
+from ..errors import RunError, printable
+from ..ledger import model_file
+from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, read_model_file
 from .content import Content, make_content
 from .load_run import RunRecord, load_run
+
+# -- The model card and the guarantee of a release, as texts
+
+#: Lists of categories and classes longer than this are shortened in the card; model.json has all of them.
+MOST_LISTED = 20
+
+
+def card(content: Content, model: ModelFile, unit: str, has_encoder: bool) -> str:
+    """The model card. content: that of the report's version for release; unit: of the plan, "record" or "person"."""
+    text = _template("card.md.jinja").render(
+        content=content,
+        model=model,
+        task=task(model),
+        unit=unit,
+        has_encoder=has_encoder,
+        most=MOST_LISTED,
+    )
+    return re.sub("\n{3,}", "\n\n", text)
+
+
+def guarantee(content: Content, model: ModelFile) -> str:
+    """The guarantee in words, with what it does not cover."""
+    return _template("guarantee.txt.jinja").render(content=content, model=model)
+
+
+def task(model: ModelFile) -> str:
+    """The name of the task on the Hugging Face Hub ("pipeline_tag"); "other" if it has none."""
+    is_number = model.outputs.kind not in ("classes", "binary")
+    if isinstance(model.inputs, ImageInputs):
+        return "other" if is_number else "image-classification"
+    if isinstance(model.inputs, ArrayInputs):
+        return "other"
+    if model.inputs.features.free_text and not is_number:
+        return "text-classification"
+    return "tabular-regression" if is_number else "tabular-classification"
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader(__package__, "templates"),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"md": in_markdown, "plain": printable}
+    return environment.get_template(name)
+
+
+def in_markdown(text: object) -> str:
+    """A text as Markdown shows it: in one line, with every mark escaped.
+
+    >>> in_markdown("a|b <b>_x_")
+    'a\\\\|b &lt;b&gt;\\\\_x\\\\_'
+    """
+    escaped = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", escaped)
+
+
+# -- Write a release folder: what may be given away of a run, so that others can use its model. No torch in here
 
 #: Files of an encoder that are copied: never a pickle, never code.
 ENCODER_FILES = (".json", ".txt", ".model", ".safetensors")
@@ -79,9 +144,9 @@ def _finished_model(record: RunRecord) -> ModelFile:
         raise RunError(
             f"The run in {record.path} is not finished, so it is not released. Continue it with --resume (resume=True)."
         )
-    if not (record.path / release_folder.WEIGHTS).is_file():
+    if not (record.path / model_file.WEIGHTS).is_file():
         raise RunError(
-            f"{record.path} has no {release_folder.WEIGHTS}, so there is no model to release. `epsilons train` and "
+            f"{record.path} has no {model_file.WEIGHTS}, so there is no model to release. `epsilons train` and "
             "`fit` write it; after make_private, save the model yourself."
         )
     return read_model_file(record.path)
@@ -93,7 +158,7 @@ def _write(target: Path, record: RunRecord, model: ModelFile) -> Path:
     try:
         temporary.mkdir(parents=True)
         _fill(temporary, record, model, content)
-        release_folder.write_sums(temporary)
+        model_file.write_sums(temporary)
         os.replace(temporary, target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error.strerror or error}. Choose another place.") from None
@@ -103,13 +168,13 @@ def _write(target: Path, record: RunRecord, model: ModelFile) -> Path:
 
 
 def _fill(folder: Path, record: RunRecord, model: ModelFile, content: Content) -> None:
-    weights = (record.path / release_folder.WEIGHTS).read_bytes()
-    write_bytes(folder / release_folder.WEIGHTS, weights, release=True)
+    weights = (record.path / model_file.WEIGHTS).read_bytes()
+    write_bytes(folder / model_file.WEIGHTS, weights, release=True)
     has_encoder = model.fixed_features and _copy_features(record, folder)
     model.write(folder, release=True)
     texts = {
-        release_folder.CARD: card(content, model, record.plan.unit, has_encoder),
-        release_folder.GUARANTEE: guarantee(content, model),
+        model_file.CARD: card(content, model, record.plan.unit, has_encoder),
+        model_file.GUARANTEE: guarantee(content, model),
     }
     for name, text in texts.items():
         write_bytes(folder / name, text.encode("utf-8"), release=True)
@@ -120,7 +185,7 @@ def _copy_features(record: RunRecord, folder: Path) -> bool:
     from safetensors import safe_open
     from safetensors.numpy import save
 
-    file = record.path / release_folder.FIXED
+    file = record.path / model_file.FIXED
     with safe_open(file, framework="numpy") as content:
         header: dict[str, str] = dict(content.metadata() or {})
         constants = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # it is no dict
@@ -128,11 +193,11 @@ def _copy_features(record: RunRecord, folder: Path) -> bool:
     encoder = Path(str(options.get("model", "")))
     has_encoder = "model" in options and encoder.is_dir()
     if has_encoder:
-        _copy_encoder(encoder, folder / release_folder.ENCODER)
-        header["options"] = json.dumps({**options, "model": release_folder.ENCODER})
+        _copy_encoder(encoder, folder / model_file.ENCODER)
+        header["options"] = json.dumps({**options, "model": model_file.ENCODER})
     elif encoder.is_absolute():
         raise RunError(f"The encoder of this run is no longer at {encoder}. Restore it, and release again.")
-    write_bytes(folder / release_folder.FIXED, save(constants, metadata=header), release=True)
+    write_bytes(folder / model_file.FIXED, save(constants, metadata=header), release=True)
     return has_encoder
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..disclosure import DisplayRow, of_unit
-from ..mechanism import Unit
+from ..core.disclosure import DisplayRow, of_unit
+from ..core.mechanism import Unit
 from ..planning import Plan, display
 from ..planning.plan_numbers import SHARES
 

@@ -18,15 +18,14 @@ from sklearn.model_selection import GridSearchCV, ParameterGrid, ParameterSample
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
-from ..budgets import Budgets
-from ..disclosure import display_rows, has_small_cells
+from ..budgets.budgets import Budgets
+from ..core.disclosure import display_rows, has_small_cells
+from ..core.mechanism import Groups
 from ..errors import EpsilonsWarning, InputError
-from ..mechanism import Groups
-from ..plan_folder import PlanFolder
+from ..ledger.plan_folder import PlanFolder
 from ..planning.display import aligned
 from . import inputs
-from .estimators import _Private
-from .plans import delta_of, folder_of
+from .estimators import _Private, delta_of, folder_of
 
 FloatArray = npt.NDArray[np.float64]
 

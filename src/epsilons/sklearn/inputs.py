@@ -13,7 +13,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
-from ..budgets import Budgets
+from ..budgets.budgets import Budgets
 from ..errors import BudgetError, DataError, InputError, ModelError
 
 MakeModule = Callable[[int, int], nn.Module]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from .cells import EMPTY, are_decimal, as_text, column_of, decimal, emptied, encoded, is_text, numbers, resolved
+from .cells import (
+    EMPTY,
+    are_decimal,
+    as_text,
+    column_of,
+    decimal,
+    emptied,
+    encoded,
+    is_text,
+    meanings,
+    numbers,
+    resolved,
+)
 from .dates import DateRule, days, holds_dates
-from .files import is_parquet, is_table, not_utf8, stem
-from .left_out import meanings
-from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
 from .reading import read_table
+from .table_files import SEPARATORS, UNSTATED, Decimal, Marks, Separator, is_parquet, is_table, marks_of, not_utf8, stem
 
 __all__ = [
     "EMPTY",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .marks import UNSTATED, Marks
+from .table_files import UNSTATED, Marks
 
 #: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
 DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -254,3 +254,20 @@ def decimal(text: str) -> float | None:
     """
     stripped = text.strip(" \t")
     return float(stripped) if re.fullmatch(DECIMAL, stripped) else None
+
+
+# -- What a cell of a column of budgets may mean, in the place of a budget: blank, 0, infinite, or a name
+
+INFINITE = ("inf", "+inf", "infinity", "+infinity", "∞")
+
+
+def meanings(cell: object, mark: str | None = None) -> tuple[str, str]:
+    """("blank", "zero", "infinite" or "", the text in quotes): what can leave a record out. mark: the decimal mark
+
+    >>> meanings(None), meanings(" 0.0e5"), meanings("Inf"), meanings(1e-400), meanings("1e-400"), meanings("no")
+    (('blank', "''"), ('zero', "'0.0e5'"), ('infinite', "'Inf'"), ('zero', "'0'"), ('', "'1e-400'"), ('', "'no'"))
+    """
+    text, point = "" if cell is None else as_text(cell).strip(" \t"), "," if mark == "," else r"\."
+    is_zero = re.fullmatch(rf"[+-]?(0+{point}?0*|{point}0+)([eE][+-]?[0-9]+)?", text)  # all digits are 0
+    kind = "blank" if text in EMPTY else "zero" if is_zero else "infinite" if text.lower() in INFINITE else ""
+    return kind, repr(text)

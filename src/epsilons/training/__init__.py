@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .clipping import ENGINES
-from .clipping.engine import Engine, NonFiniteGradientError, clip_factors
+from ..clipping import ENGINES
+from ..clipping.engine import Engine, NonFiniteGradientError, clip_factors
+from ..models.mending import mend
 from .distributed import Ranks
-from .evaluation import EvalData
-from .fit_loop import fit
-from .mending import mend
+from .fitting.evaluation import EvalData
+from .fitting.fit_loop import fit
 from .performance import Performance
 from .private import Private
 from .private_setup import make_private

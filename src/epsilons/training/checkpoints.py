@@ -25,10 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..errors import EpsilonsError, RunError
-from ..escaping import parsed_json
-from ..files import sync_folder, write_json
-from .batches import parts, rebuilt
+from ..core.files import sync_folder, write_json
+from ..draws.batches import parts, rebuilt
+from ..errors import EpsilonsError, RunError, parsed_json
 
 SCHEMA = 1
 KEPT = 2  # the last one, and one in reserve

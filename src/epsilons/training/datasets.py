@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from ..core.mechanism import IntArray
+from ..draws import fingerprints
+from ..draws.batches import Gathered, copied, moved, sizes_of
+from ..draws.persons_rows import Persons, Readings
+from ..draws.randomness import Randomness
 from ..errors import DataError
-from ..mechanism import IntArray
-from ..run_folder import KEY_BYTES
-from . import checkpoints, fingerprints, held
-from .batches import Gathered, copied, moved, sizes_of
-from .independence import records
-from .independence.fixed_draws import FixedDraws
-from .named_columns import named_columns
-from .persons import Persons, Readings
-from .randomness import Randomness
-from .validation import are_columns, columns, refuse_tables
+from ..independence import data_sets
+from ..independence.fixed_draws import FixedDraws
+from ..ledger.run_folder import KEY_BYTES
+from . import checkpoints
+from .validation import are_columns, columns, named_columns, refuse_tables
 
 #: So many of a map-style data set's records at most are in its fingerprint.
 SAMPLED = 10
@@ -95,7 +95,7 @@ class TensorSource:
         person   (rows,) each row's person; None if each row is one person
         """
         rows = [*physical.indices.tolist(), (int(physical.indices[0]) + 1) % len(self)]
-        overlap = records.overlap([tuple(t[row] for t in self._tensors) for row in rows], rows, person)
+        overlap = data_sets.overlap([tuple(t[row] for t in self._tensors) for row in rows], rows, person)
         return "overlap" if overlap else None
 
     def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...] | dict[Any, Tensor]:
@@ -254,7 +254,7 @@ class _Read(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
         self._dataset, self._randomness = dataset, randomness
-        self._own: list[held.Own] | None = None  # looked for by the process that reads
+        self._own: list[fingerprints.Own] | None = None  # looked for by the process that reads
 
     def __getitems__(self, physical: PhysicalBatch) -> Any:
         """(the physical batch, its records). A DataLoader calls this in place of __getitem__."""
@@ -267,12 +267,12 @@ class _Read(Dataset[Any]):
 
     def _read(self, row: int, seed: int) -> Any:
         is_first = self._own is None
-        own = self._own = held.generators(self._dataset) if self._own is None else self._own
+        own = self._own = fingerprints.generators(self._dataset) if self._own is None else self._own
         _seed(seed)
         for number, generator in enumerate(own, 1):
-            held.seed(generator, seed + number)
+            fingerprints.seed(generator, seed + number)
         record = self._dataset[row]
-        if is_first and len(made := held.generators(self._dataset)) > len(own):  # when it was first read
+        if is_first and len(made := fingerprints.generators(self._dataset)) > len(own):  # when it was first read
             self._own = made
             return self._read(row, seed)
         return record
@@ -289,7 +289,7 @@ class _Inspect(_Read):
         def reader(dataset: Dataset[Any]) -> Callable[[int, int], Any]:
             return _Read(dataset, self._randomness)._read
 
-        return (records.cause_in(self._dataset, reader, self._seeded(physical), self._person),)
+        return (data_sets.cause_in(self._dataset, reader, self._seeded(physical), self._person),)
 
 
 def _who(readings: Readings) -> list[str]:

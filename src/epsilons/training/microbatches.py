@@ -17,20 +17,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from . import batches, checkpoints
-from .batches import Gathered
-from .clipping import NonFiniteGradientError
+from ..clipping import NonFiniteGradientError
+from ..core.modules import to_usual
+from ..draws import batches
+from ..draws.batches import Gathered
+from ..draws.persons_rows import Readings
+from ..draws.randomness import Randomness
+from ..independence import data_sets, messages
+from ..independence.check import IndependenceCheck, Numbers, is_due, numbers_in
+from ..independence.fixed_draws import Variant
+from ..independence.states import Free, Mixed
+from ..independence.watch import OperatorWatch
+from . import checkpoints
 from .datasets import PhysicalBatch
-from .independence import messages, records
-from .independence.check import IndependenceCheck, is_due
-from .independence.states import Free, Mixed
-from .independence.variants import Variant
-from .independence.watch import OperatorWatch
-from .independence.writes import Numbers, numbers_in
-from .layout import to_usual
 from .parts import Parts
-from .persons import Readings
-from .randomness import Randomness
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
@@ -214,14 +214,14 @@ class Issuer:
         cause = self._source.inspect(physical, randomness, self._parts.persons.person)
         places = range(len(physical.indices))
         again, before = gathered.batch(places), batches.copied(batch)
-        self._repeats = records.is_alike(again, gathered.batch(places))
-        if self._repeats and not records.is_alike(again, batch):
+        self._repeats = data_sets.is_alike(again, gathered.batch(places))
+        if self._repeats and not data_sets.is_alike(again, batch):
             cause = cause or "state"
         gathered.batch(places[::-1])
-        if not records.is_alike(batch, before, 0.0):
+        if not data_sets.is_alike(batch, before, 0.0):
             cause = cause or "refilled"
         if cause is not None:
-            raise records.refusal(cause, self._source.name)
+            raise data_sets.refusal(cause, self._source.name)
 
     def stop_watching(self) -> None:
         """End the observation of operators that a check began."""

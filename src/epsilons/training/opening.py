@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import run_counts
+from ..core.files import FolderLock
+from ..draws.randomness import Randomness
 from ..errors import DataError, LedgerError, RegistryError, RunError
-from ..ledger import Ledger
-from ..locks import FolderLock
-from ..plan_folder import Slot
+from ..ledger import plan_folder
+from ..ledger.ledger import Ledger
+from ..ledger.plan_folder import Slot
+from ..ledger.run_folder import RunFolder
 from ..planning import Plan
 from ..registry.reservation import roster_digest
-from ..run_folder import RunFolder
 from . import checkpoints, validation
 from .distributed import Ranks
-from .randomness import Randomness
-from .requests import Inputs, Request
+from .parts import Inputs, Request
 
 #: Settings that a run may have, and no entry of the metadata may be called.
 OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
@@ -120,7 +120,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         RunFolder.prepare(run_dir, settings)  # a claim stays, so the folder is checked first
         slot = _claimed(request)
         run.randomness = _of_slot(run.randomness, slot)
-        settings |= _settings_of(slot) | {"counted": run_counts.begin(inputs.budgets_of(plan), inputs.contents)}
+        settings |= _settings_of(slot) | {"counted": plan_folder.begin(inputs.budgets_of(plan), inputs.contents)}
         folder = run.folder = RunFolder.create(run_dir, plan, settings)
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()

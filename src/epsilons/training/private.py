@@ -17,19 +17,20 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..disclosure import has_small_cells
+from ..clipping import NonFiniteGradientError
+from ..core import modules
+from ..core.disclosure import has_small_cells
+from ..core.modules import check_graph
+from ..draws.persons_rows import Draws
 from ..errors import CallOrderError, EpsilonsError, InputError
-from . import layout, model_checks, validation
+from ..models import model_checks
+from . import validation
 from .checkpoints import Stateful
-from .clipping import NonFiniteGradientError
 from .datasets import seed_torch
-from .graphs import check_graph
-from .loops import EMPTY_DRAW, Turns, by_draw, by_part
 from .microbatches import Clipper, Issued, Issuer
 from .noisy_update import NoisyUpdate
-from .parts import Parts
+from .parts import EMPTY_DRAW, Parts, Turns, by_draw, by_part
 from .resume import Checkpointer
-from .sampling import Draws
 from .within_draws import Modes, Settings
 
 
@@ -394,7 +395,7 @@ class Private:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        layout.note(error, self._parts.relaid)
+        modules.note(error, self._parts.relaid)
         self.close()
 
     def __reduce__(self) -> NoReturn:

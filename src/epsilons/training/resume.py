@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
+from ..clipping import Ghost
+from ..core.modules import tensors_of
+from ..draws.persons_rows import Draws
 from ..errors import RunError
-from . import checkpoints, model_checks
+from ..models import model_checks
+from . import checkpoints
 from .checkpoints import Stateful
-from .clipping import Ghost
 from .distributed import check_sum
-from .modules import tensors_of
 from .parts import Parts
-from .sampling import Draws
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")

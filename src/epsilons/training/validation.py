@@ -11,17 +11,102 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
-from .._links import docs_page
-from ..budgets import Budgets
-from ..errors import DataError, EpsilonsWarning, InputError, ModelError
+from ..budgets.budgets import Budgets
+from ..clipping.engine import is_covered
+from ..core.mechanism import IntArray
+from ..draws.persons_rows import Persons
+from ..errors import DataError, EpsilonsWarning, InputError, ModelError, docs_page
+from ..independence.fixed_draws import ROOTS
 from ..planning import Plan
 from ..planning.plan_numbers import SHARES
 from . import checkpoints
-from .clipping.engine import is_covered
-from .independence.variants import ROOTS
-from .named_columns import as_tensor, is_frame, is_series, listed, named_columns
+
+# -- Data sets that are read by column: DataFrames of pandas or polars, and dicts of tensors or arrays
+
+#: Kinds of arrays that become tensors: booleans, integers, floats.
+_NUMBERS = "biuf"
+_MOST_NAMED = 4
+
+
+def is_frame(data: object) -> bool:
+    """True for a DataFrame of pandas, polars, modin or cudf."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
+
+
+def is_series(data: object) -> bool:
+    """True for one column of a DataFrame."""
+    return hasattr(data, "to_numpy") and hasattr(data, "dtype") and not isinstance(data, Tensor | np.ndarray)
+
+
+def named_columns(data: object) -> dict[Any, Tensor] | None:
+    """The columns of a DataFrame or of a dict of columns; None for other data. Raises DataError if one has no numbers.
+
+    A dict of records by number, {0: record, 1: …}, is a data set of records.
+    """
+    if is_frame(data):
+        return _tensors(_of_frame(data), f"this {type(data).__name__}")
+    if not isinstance(data, Mapping) or not data or set(data) == set(range(len(data))):
+        return None
+    columns = {name: column.to_numpy() if is_series(column) else column for name, column in data.items()}
+    if not all(isinstance(column, Tensor | np.ndarray) for column in columns.values()):
+        raise DataError(
+            f"Got a {type(data).__name__} of {len(data):,} entries ({listed(data)}), which are not all tensors or "
+            "arrays. Make each an array with one row per record, e.g. numpy.asarray(values), or pass a data set of "
+            "which each record is a dict."
+        )
+    return _tensors(columns, f"this {type(data).__name__}")
+
+
+def matrix(frame: Any) -> npt.NDArray[Any]:
+    """(rows, columns) the numbers of a DataFrame. Raises DataError for other columns."""
+    columns = _of_frame(frame)
+    _check_numbers(columns, f"this {type(frame).__name__}")
+    return np.stack(list(columns.values()), axis=1) if columns else np.empty((len(frame), 0))
+
+
+def as_tensor(array: Any) -> Tensor:
+    """A tensor as it is, and an array, frame or series as a tensor; read-only and reversed arrays are copied."""
+    if isinstance(array, Tensor):
+        return array
+    values = matrix(array) if is_frame(array) else array.to_numpy() if is_series(array) else array
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def listed(names: Mapping[Any, Any] | Sequence[Any]) -> str:
+    """The first few names, for a message."""
+    few = list(names)[:_MOST_NAMED]
+    return ", ".join(map(repr, few)) + (", …" if len(names) > _MOST_NAMED else "")
+
+
+def _of_frame(frame: Any) -> dict[Any, npt.NDArray[Any]]:
+    names = list(frame.columns)
+    if len(set(names)) < len(names):
+        raise DataError(f"This {type(frame).__name__} has two columns with one name. Rename one of them.")
+    return {name: np.asarray(frame[name].to_numpy()) for name in names}
+
+
+def _tensors(columns: Mapping[Any, Any], what: str) -> dict[Any, Tensor]:
+    _check_numbers(columns, what)
+    return {name: as_tensor(column) for name, column in columns.items()}
+
+
+def _check_numbers(columns: Mapping[Any, Any], what: str) -> None:
+    others = [
+        name
+        for name, column in columns.items()
+        if not isinstance(column, Tensor) and np.asarray(column).dtype.kind not in _NUMBERS
+    ]
+    if others:
+        raise DataError(
+            f"{len(others):,} of {len(columns):,} columns of {what} hold no numbers: {listed(others)}. Leave them out, "
+            "or replace them by numbers. Categories, dates and empty cells of a table are read by a config: epsilons "
+            "init."
+        )
+
+
+# -- Checks of data, budgets, plan and losses: do they belong together, and is there one value per record?
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -283,3 +368,72 @@ def refuse_tables(data: object) -> None:
             "as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the table itself by a "
             "config: epsilons init."
         )
+
+
+# -- A note on budgets that follow from the classes of the records, and so publish them
+
+_PAGE = docs_page("choosing-budgets", "one-budget-per-class")
+ROSTER_NOTE = (
+    "The budgets differ, and each class has one. The list of budgets is public, so it publishes the class of a record: "
+    f"the guarantee protects the input, not the class. Declare shares if classes are confidential. See {_PAGE}"
+)
+SHARES_NOTE = (
+    "The budgets differ, and each class has one. The declared shares protect the class of a record only if the shares "
+    f"of the classes were declared, not counted in these data. See {_PAGE}"
+)
+
+
+def warn_if_classes_show_budgets(
+    dataset: Any, budgets: Budgets, persons: Persons, plan: Plan, has_classes: bool | None
+) -> None:
+    """Warn once if budgets differ and all records of each class have one budget.
+
+    has_classes   whether the targets are classes; None if that is unknown: then whole numbers are taken as classes
+
+    A data set without columns and without `targets` is not checked, because it would have to be read as a whole.
+    """
+    if len(budgets.epsilons) == 1 or has_classes is False:
+        return
+    targets = targets_of(dataset)
+    group = budgets.group if persons.person is None else budgets.group[persons.person]  # (rows,)
+    if targets is None or targets.shape != group.shape or (has_classes is None and targets.is_floating_point()):
+        return
+    if one_group_each(targets.detach().cpu().numpy(), group):
+        note = SHARES_NOTE if plan.adjacency == SHARES else ROSTER_NOTE
+        warnings.warn(note, EpsilonsWarning, stacklevel=5)
+
+
+def one_group_each(classes: np.ndarray[Any, Any], group: IntArray) -> bool:
+    """Whether all records of each class are in one group. classes: (records,), group: (records,)
+
+    >>> one_group_each(np.array([3, 4, 5, 3]), np.array([0, 1, 1, 0]))
+    True
+    >>> one_group_each(np.array([3, 4, 5, 3]), np.array([0, 1, 1, 1]))
+    False
+    """
+    _, index = np.unique(classes, return_inverse=True)
+    some = np.empty(index.max() + 1, dtype=np.int64)
+    some[index] = group  # the group of one record of each class
+    return bool((some[index] == group).all())
+
+
+def targets_of(dataset: Any) -> Tensor | None:
+    """(records,) the targets of (input, target) data, if they can be known without reading every record; else None.
+
+    They are the second of two columns, or the attribute `targets` (as in torchvision), also of a Subset.
+    """
+    if isinstance(dataset, TensorDataset):
+        dataset = dataset.tensors
+    if are_columns(dataset):
+        return _flat(columns(dataset)[1]) if len(dataset) == 2 else None
+    with suppress(Exception):  # a custom data set may hold anything under these names
+        if isinstance(dataset, Subset):
+            whole = targets_of(dataset.dataset)
+            return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+        return _flat(torch.as_tensor(dataset.targets))
+    return None
+
+
+def _flat(targets: Tensor) -> Tensor:
+    """A column with rows of one value as a flat one."""
+    return targets.flatten() if targets.shape[1:].numel() == 1 else targets

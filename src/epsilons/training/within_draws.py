@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .._links import docs_page
-from ..errors import ModelError
+from ..core.modules import named_modules, tensors_of
+from ..errors import ModelError, docs_page
+from ..independence.check import is_due
 from . import checkpoints
 from .checkpoints import Stateful
-from .independence.check import is_due
-from .loops import Turns
-from .modules import named_modules, tensors_of
-from .parts import Parts
+from .parts import Parts, Turns
 
 #: Up to this probability that some draw is empty, the body of a loop may do what must follow every update.
 NEGLIGIBLE = 1e-9

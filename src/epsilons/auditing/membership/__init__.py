@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from .attacking import attack
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
-from .picture import draw
-from .result import MembershipResult, paired
+from .result import MembershipResult, draw, paired
 from .signals import Signals
 
 __all__ = [

@@ -14,19 +14,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ...budgets import Budgets
+from ...budgets.budgets import Budgets
 from ...errors import DataError, EpsilonsWarning, InputError, ModelError
 from ...planning import Plan
 from ...training import Performance
-from ...training.evaluation import Loss
-from ...training.optimizers import MakeOptimizer, optimizer_maker
-from ...training.stacked import unstackable
+from ...training.fitting.evaluation import Loss
+from ...training.fitting.losses import MakeOptimizer, optimizer_maker
 from ...training.validation import are_columns, columns
+from ..stacked import unstackable
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
-from .blocks import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor
+from .folder import Task
 from .result import MembershipResult
-from .shadows import shadow_plan
-from .task import Task
+from .shadows import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor, shadow_plan
 
 #: With fewer shadows, some record has no shadow that it is out of, or none that it is in.
 FEWEST_SHADOWS = 8

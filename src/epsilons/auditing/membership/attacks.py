@@ -5,13 +5,327 @@ To add an attack: write a function `(signals) -> scores` in a new file, and add 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from .lira import lira, lira_fixed, lira_offline, lira_raw
-from .lira_shrunk import lira_shrunk
-from .loss import loss
-from .rmia import rmia, rmia_offline
-from .signals import Float32Array, Signals
+import numpy as np
+import numpy.typing as npt
+from scipy.special import digamma, polygamma
+
+from ...errors import InputError
+from .signals import BoolArray, Float32Array, Signals
+
+# -- The references of each target: count, mean and variance of a signal over the other shadows, in and out
+
+FloatArray = npt.NDArray[np.float64]
+
+#: A variance below this part of the sum of all squared deviations is rounding, and counts as 0.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Moments of a signal over one target's references of one kind (in or out), (records,) each.
+
+    count     number of references
+    mean      without meaning where there is no reference
+    variance  unbiased; 0 where there are fewer than 2 references, or where they are equal
+    """
+
+    count: FloatArray
+    mean: FloatArray
+    variance: FloatArray
+
+    @property
+    def freedom(self) -> FloatArray:
+        """Degrees of freedom of the variance, (records,)."""
+        return np.maximum(self.count - 1, 0)
+
+    def pooled_variance(self) -> float:
+        """One variance for all records, weighted by degrees of freedom; 1 if the references show no spread at all."""
+        pooled = float(self.freedom @ self.variance) / max(float(self.freedom.sum()), 1.0)
+        return pooled if pooled > 0 else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums over shadows of one kind, (records,) each: their number, their deviations from a centre, the squares."""
+
+    count: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+    def without(self, present: BoolArray, deviation: FloatArray, square: FloatArray) -> _Sums:
+        return _Sums(self.count - present, self.first - present * deviation, self.second - present * square)
+
+    def moments(self, centre: FloatArray, rounding: FloatArray) -> Moments:
+        mean = self.first / np.maximum(self.count, 1)
+        variance = (self.second - self.first * mean) / np.maximum(self.count - 1, 1)
+        return Moments(self.count, centre + mean, np.where(variance > rounding, variance, 0.0))
+
+
+#: Scores of one target, (records,), from its own signal, (records,), and its references in and out.
+Rule = Callable[[FloatArray, Moments, Moments], FloatArray]
+
+
+def score_targets(signal: Float32Array, member: BoolArray, rule: Rule) -> Float32Array:
+    """The scores that `rule` gives each target, (shadows, records); signal, member (shadows, records)."""
+    return collect((rule(own, inside, outside) for own, inside, outside in leave_one_out(signal, member)), member.shape)
+
+
+def collect(rows: Iterable[FloatArray], shape: tuple[int, ...]) -> Float32Array:
+    """Rows of scores as one array in 32 bits. Numbers beyond the range of 32 bits become its ends."""
+    scores, largest = np.empty(shape, np.float32), float(np.finfo(np.float32).max)
+    for target, row in enumerate(rows):
+        scores[target] = np.clip(row, -largest, largest)
+    return scores
+
+
+def leave_one_out(
+    signal: Float32Array, member: BoolArray, transform: Callable[[FloatArray], FloatArray] = np.positive
+) -> Iterator[tuple[FloatArray, Moments, Moments]]:
+    """For each target its own signal, (records,), and the moments of its references in and out.
+
+    signal, member  (shadows, records)
+    transform       applied first to every row of the signal, in 64 bits
+    """
+
+    def rows() -> Iterator[FloatArray]:
+        return (transform(row.astype(np.float64)) for row in signal)
+
+    def deviations() -> Iterator[tuple[FloatArray, FloatArray]]:
+        for row in rows():
+            deviation = _on_grid(row - centre, grid)
+            yield deviation, _on_grid(np.square(deviation), square_grid)
+
+    centre, largest = _centre(rows(), signal.shape)
+    # Sums of multiples of 2^m that stay below 2^(m + 53) are exact.
+    grid, square_grid = (np.spacing(2 * len(signal) * values) for values in (largest, np.square(largest)))
+    inside, outside = _sums(deviations(), member), _sums(deviations(), ~member)
+    rounding = _ROUNDING * (inside.second + outside.second)
+    for own, (deviation, square), present in zip(rows(), deviations(), member, strict=True):
+        yield (
+            own,
+            inside.without(present, deviation, square).moments(centre, rounding),
+            outside.without(~present, deviation, square).moments(centre, rounding),
+        )
+
+
+def _centre(rows: Iterable[FloatArray], shape: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """The mean over all shadows, in and out, so that it depends on no coin, and a bound on deviations from it."""
+    total, low, high = np.zeros(shape[1]), np.full(shape[1], np.inf), np.full(shape[1], -np.inf)
+    for row in rows:
+        total += row
+        low, high = np.minimum(low, row), np.maximum(high, row)
+    return total / shape[0], high - low
+
+
+def _on_grid(values: FloatArray, grid: FloatArray) -> FloatArray:
+    """`values` rounded to multiples of `grid`, (records,), powers of 2."""
+    rounded: FloatArray = np.rint(values / grid) * grid
+    return rounded
+
+
+def _sums(rows: Iterable[tuple[FloatArray, FloatArray]], present: BoolArray) -> _Sums:
+    count = present.sum(axis=0, dtype=np.float64)
+    first, second = np.zeros((2, len(count)))
+    for (deviation, square), here in zip(rows, present, strict=True):
+        first += here * deviation
+        second += here * square
+    return _Sums(count, first, second)
+
+
+# -- LiRA, the likelihood ratio attack, on every shadow as the target of all others
+
+#: With so many shadows, 256 in and 256 out on average, own variances find more members at a low false positive rate.
+OWN_FROM = 512
+
+#: An own variance is at least this part of the pooled one.
+_LEAST_VARIANCE = 1e-6
+
+
+def lira(signals: Signals) -> Float32Array:
+    """Online, with own variances from 512 shadows, with fixed ones from fewer."""
+    rule = _online_own if len(signals.member) >= OWN_FROM else _online_fixed
+    return score_targets(signals.checked("margin"), signals.member, rule)
+
+
+def lira_fixed(signals: Signals) -> Float32Array:
+    """Online, with fixed variances."""
+    return score_targets(signals.checked("margin"), signals.member, _online_fixed)
+
+
+def lira_offline(signals: Signals) -> Float32Array:
+    """Offline, with a fixed variance."""
+    return score_targets(signals.checked("margin"), signals.member, _offline)
+
+
+def lira_raw(signals: Signals) -> Float32Array:
+    """Online, on the logit of the true class, with own variances: the code of the paper on Sample and Scale."""
+    return score_targets(signals.checked("raw"), signals.member, _online_own)
+
+
+def _online_fixed(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
+    ratio = _log_density(own, inside.mean, inside.pooled_variance())
+    ratio -= _log_density(own, outside.mean, outside.pooled_variance())
+    return np.where(np.minimum(inside.count, outside.count) >= 1, ratio, 0.0)
+
+
+def _online_own(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
+    ratio = _log_density(own, inside.mean, _own_variance(inside))
+    ratio -= _log_density(own, outside.mean, _own_variance(outside))
+    return np.where(np.minimum(inside.count, outside.count) >= 2, ratio, 0.0)
+
+
+def _offline(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
+    standardised = (own - outside.mean) / np.sqrt(outside.pooled_variance())
+    return np.where(outside.count >= 1, standardised, 0.0)
+
+
+def _own_variance(moments: Moments) -> FloatArray:
+    return np.maximum(moments.variance, _LEAST_VARIANCE * moments.pooled_variance())
+
+
+def _log_density(value: FloatArray, mean: FloatArray, variance: FloatArray | float) -> FloatArray:
+    """log N(value; mean, variance), without the constant that cancels in ratios."""
+    density: FloatArray = -0.5 * (np.square(value - mean) / variance + np.log(variance))
+    return density
+
+
+# -- Shrunk LiRA: the online likelihood ratio with few references, by empirical Bayes. It is ours, and the default
+
+
+def lira_shrunk(signals: Signals) -> Float32Array:
+    """Online LiRA on the margin with scales and shifts shrunk to their means over records."""
+    return score_targets(signals.checked("margin"), signals.member, _rule)
+
+
+def _rule(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
+    scale = _scale(inside, outside)
+    shift = _shift(inside, outside, scale)
+    total = inside.count + outside.count
+    location = (inside.count * inside.mean + outside.count * outside.mean) / total
+    return shift * ((own - location) / scale - shift * (0.5 - inside.count / total))
+
+
+def _scale(inside: Moments, outside: Moments) -> FloatArray:
+    """σ̂ of each record, (records,)."""
+    freedom = inside.freedom + outside.freedom
+    within = inside.freedom * inside.variance + outside.freedom * outside.variance
+    usable = within > 0
+    half = np.where(usable, freedom, 1.0) / 2
+    levels, place = np.unique(half, return_inverse=True)  # few: all references are in or out
+    log_variance = np.log(np.where(usable, within, 1.0) / (2 * half)) - (digamma(levels) - np.log(levels))[place]
+    return np.exp(shrink(log_variance, polygamma(1, levels)[place], usable) / 2)
+
+
+def _shift(inside: Moments, outside: Moments, scale: FloatArray) -> FloatArray:
+    """δ of each record, (records,)."""
+    usable = np.minimum(inside.count, outside.count) >= 1
+    noise = 1 / np.maximum(inside.count, 1) + 1 / np.maximum(outside.count, 1)
+    return shrink((inside.mean - outside.mean) / scale, noise, usable)
+
+
+def shrink(estimate: FloatArray, noise: FloatArray, usable: BoolArray) -> FloatArray:
+    """Each estimate moved towards the mean by the share of noise in its variance; the mean itself where not usable.
+
+    estimate, noise  (records,) estimates and their variances
+    usable           (records,) which estimates count; without any, the result is 0
+    """
+    if not usable.any():
+        return np.zeros(len(estimate))
+    mean = float(estimate[usable].mean())
+    spread = max(0.0, float(estimate[usable].var() - noise[usable].mean()))
+    return np.where(usable, mean + (estimate - mean) * spread / (spread + noise), mean)
+
+
+# -- The loss attack: a record with a small loss under the target is classified as a member. It needs no references
+
+
+def loss(signals: Signals) -> Float32Array:
+    """The negative loss, (shadows, records)."""
+    return signals.checked("log_p").copy()
+
+
+# -- RMIA, the robust membership inference attack, on every shadow as the target of all others
+
+#: Added to p and to p̄, so that a probability that vanishes has a finite ratio.
+_LEAST = 1e-12
+
+#: From a target's references: p̄ of the records, (records,), and p̄ of the population from its mean, (population,).
+_Reference = Callable[[Moments, Moments, FloatArray], tuple[FloatArray, FloatArray]]
+
+
+def rmia(signals: Signals) -> Float32Array:
+    """Online RMIA, with references in and out."""
+    return _attack(signals, _online)
+
+
+def rmia_offline(signals: Signals) -> Float32Array:
+    """Offline RMIA, with references out and one constant for the members."""
+    return _attack(signals, _rmia_offline)
+
+
+def _attack(signals: Signals, reference: _Reference) -> Float32Array:
+    log_p, population = signals.checked("log_p"), signals.checked("population")
+    if not population.shape[1]:
+        raise InputError(
+            "RMIA compares records with a population that no shadow is trained on; got no population. Give one, such "
+            "as test data, or choose other attacks."
+        )
+
+    def rows() -> Iterator[FloatArray]:
+        targets = zip(leave_one_out(log_p, signals.member, np.exp), _population(population), strict=True)
+        for (own, inside, outside), (own_z, mean_z) in targets:
+            mean, mean_z = reference(inside, outside, mean_z)
+            yield _share(_log_ratio(own, mean), np.sort(_log_ratio(own_z, mean_z)))
+
+    return collect(rows(), log_p.shape)
+
+
+def _population(log_p: Float32Array) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """For each target its own p of the population, and the mean p of the other shadows, (population,) each."""
+    out = np.zeros((1, log_p.shape[1]), np.bool_).repeat(len(log_p), axis=0)
+    return ((own, outside.mean) for own, _, outside in leave_one_out(log_p, out, np.exp))
+
+
+def _online(inside: Moments, outside: Moments, population: FloatArray) -> tuple[FloatArray, FloatArray]:
+    mean_in, mean_out = _means(inside, outside)
+    return (mean_in + mean_out) / 2, population
+
+
+def _rmia_offline(inside: Moments, outside: Moments, population: FloatArray) -> tuple[FloatArray, FloatArray]:
+    a, (_, mean_out) = _constant(inside, outside), _means(inside, outside)
+    return ((1 + a) * mean_out + 1 - a) / 2, ((1 + a) * population + 1 - a) / 2
+
+
+def _means(inside: Moments, outside: Moments) -> tuple[FloatArray, FloatArray]:
+    """Means in and out. Where there are references of one kind only, their mean is both."""
+    mean_in = np.where(inside.count > 0, inside.mean, outside.mean)
+    return mean_in, np.where(outside.count > 0, outside.mean, inside.mean)
+
+
+def _constant(inside: Moments, outside: Moments) -> float:
+    """a, between 0 and 1, from the records that have references of both kinds; 1 if there are none."""
+    both = np.minimum(inside.count, outside.count) >= 1
+    missing_in, missing_out = 1 - inside.mean[both], 1 - outside.mean[both]
+    return float(np.clip(missing_in.sum() / missing_out.sum(), 0, 1)) if missing_out.sum() > 0 else 1.0
+
+
+def _log_ratio(own: FloatArray, mean: FloatArray) -> FloatArray:
+    ratio: FloatArray = np.log((own + _LEAST) / (np.maximum(mean, 0) + _LEAST))
+    return ratio
+
+
+def _share(ratio: FloatArray, population: FloatArray) -> FloatArray:
+    """The share of `population` (sorted) that is at most `ratio`, interpolated between and continued beyond."""
+    ranks = np.arange(1, len(population) + 1) / len(population)
+    beyond = ratio - np.clip(ratio, population[0], population[-1])
+    share: FloatArray = np.interp(ratio, population, ranks) + beyond
+    return share
+
+
+# -- The attacks by name
 
 #: An attack gives every shadow, as the target of all others, one score per record, (shadows, records) in 32 bits. A
 #: higher score is evidence for "member". A score must not depend on the target's own coins, which are to be guessed.

@@ -7,7 +7,7 @@ in no text: together with the coins they would show how exposed single records a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,96 @@ from typing import Any
 import numpy as np
 
 from ..._version import __version__
-from ...disclosure import PLAN_SUPPRESSED
-from ...errors import InputError
-from ...escaping import printable
-from ...files import write_json
-from ...mechanism import FloatArray
+from ...core.disclosure import PLAN_SUPPRESSED
+from ...core.files import write_json
+from ...core.mechanism import FloatArray
+from ...core.notebook import new_figure, save_figure
+from ...errors import InputError, RunError, json_text, parsed_json, printable
 from ...planning.display import Table, aligned, round_up
-from . import sentences
-from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
-from .statistics import Estimate, over_targets
+from .outcomes import RATES, Certified, Difference, Estimate, FoundAt, GroupAttack, GroupRow, Roc, over_targets
+
+# -- The outcome in sentences, and the statements that are on every output
+
+NOT_COVERED = (
+    "These shadows were trained on the real records, seeded, {shadows:,} times: no guarantee covers them, their scores "
+    "or this result. Nothing is charged to any budget or registry because nothing may be released; publishing these "
+    "numbers publishes statistics of private data. Choosing a plan by them is tuning on private data."
+)
+LIMITS = (
+    "This is what these attacks learn, on average over records. It does not prove privacy: another attack may learn "
+    "more, up to the certified curve, and single records may be more exposed than their group. It does not notice "
+    "missing noise: an attacker who sees only the model may learn little without noise, too. epsilons audit tests that."
+)
+ONE_OF = (
+    "The plan is for {runs:,} runs, and this is about one of them: what is certified here is that of one run. Who sees "
+    "the models of all runs may learn more, up to what the plan certifies for all."
+)
+EXCEEDS = (
+    "{attacks}: the ROC is above the certified curve, beyond chance. The plan does not allow that, so look for an "
+    "error: noise that was not added, records in the wrong group, coins that are not independent."
+)
+BELOW = "No attack's ROC is above the certified curve, beyond chance. That is expected, and it proves nothing."
+CHOSEN = (
+    "The groups were not dealt at random, so people who chose different budgets may differ in other ways, too. The "
+    "p-values do not separate that from the effect of the budgets."
+)
+PLACEBO_HELPS = "A placebo arm (--placebo) shows how large it is."
+
+
+def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
+    """How well the strongest attack on a row does, for readers who do not know what a ROC is.
+
+    suppressed  True: without the numbers of the plan
+    """
+    auc = best.auc_of_others
+    interval = "" if math.isnan(auc.low) else f", 95 %: {100 * auc.low:.1f} to {100 * auc.high:.1f}"
+    most = "" if suppressed else f"; no attack is right more than {math.ceil(1000 * row.certified.area) / 10} times"
+    sentence = (
+        f"epsilon {row.label}: an attacker who guesses which of two people is the member is right "
+        f"{100 * auc.value:.1f} times in 100 ({best.attack}{interval}). Without the model it is 50 times{most}."
+    )
+    counted = [at for at in best.found if at.found]
+    return sentence + (" " + _alarms(counted[-1], suppressed) if counted else "")
+
+
+def _alarms(at: FoundAt, suppressed: bool) -> str:
+    per = round(1 / at.rate)
+    found = at.found.value if at.found else math.nan
+    most = "" if suppressed else f"; no attack recognises more than {round_up(per * at.certified, 3):.3g}"
+    return (
+        f"An attacker who accepts one false alarm in {per:,} non-members recognises {per * found:.3g} of {per:,} "
+        f"members{most}."
+    )
+
+
+def difference(one: Difference, rows: Sequence[GroupRow]) -> str:
+    """The difference between two rows, with its interval and its p-value."""
+    return (
+        f"{one.attack}: AUC of epsilon {rows[one.loose].label} minus AUC of epsilon {rows[one.strict].label} is "
+        f"{_signed_estimate(one.of_others)}, above 0 in {one.ordered:.0%} of the targets; p = {one.p_value:.2g}."
+    )
+
+
+def placebo(same: Difference) -> str:
+    """The same difference where all records have one budget."""
+    return f"With one budget for all, the same groups differ by {_signed_estimate(same.of_others)}."
+
+
+def against_placebo(attack: str, differences: Sequence[Estimate], rows: Sequence[GroupRow]) -> str:
+    """The effect of individual budgets on each row, against one budget for all."""
+    each = "; ".join(
+        f"epsilon {row.label}: {_signed_estimate(one)}" for row, one in zip(rows, differences, strict=True)
+    )
+    return f"{attack}: AUC minus that with one budget for all, paired by target: {each}."
+
+
+def _signed_estimate(estimate: Estimate) -> str:
+    if math.isnan(estimate.low):
+        return f"{estimate.value:+.4f}"
+    return f"{estimate.value:+.4f} ({estimate.low:+.4f} to {estimate.high:+.4f})"
+
+
+# -- MembershipResult: what an attacker learned about members of each group, as values, tables, sentences and JSON
 
 SCHEMA = 1
 
@@ -153,15 +234,15 @@ class MembershipResult:
         strongest = [max(attacks, key=lambda one: one.auc.value) for attacks in by_row]
         above = dict.fromkeys(f"{one.attack} on {self.rows[one.row].label}" for one in self.exceeds_certified)
         lines = [
-            *(sentences.recognised(row, one, self.suppressed) for row, one in zip(self.rows, strongest, strict=True)),
-            *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
-            *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
-            sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
-            sentences.PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
-            sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
+            *(recognised(row, one, self.suppressed) for row, one in zip(self.rows, strongest, strict=True)),
+            *(difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
+            *(against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
+            CHOSEN if self.differences and not self.dealt_at_random else "",
+            PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
+            EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
-            sentences.ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
-            sentences.LIMITS,
+            ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
+            LIMITS,
             self.not_covered,
         ]
         return tuple(filter(None, lines))
@@ -169,11 +250,11 @@ class MembershipResult:
     @property
     def not_covered(self) -> str:
         """The statement that must be on every output."""
-        return sentences.NOT_COVERED.format(shadows=self.shadows)
+        return NOT_COVERED.format(shadows=self.shadows)
 
     def _placebo_sentence(self, one: Difference) -> str:
         same = self.placebo.difference(one.attack, one.strict, one.loose) if self.placebo else None
-        return " " + sentences.placebo(same) if same else ""
+        return " " + placebo(same) if same else ""
 
     def __str__(self) -> str:
         tables = [self.table(), self.rate_table(), *([self.difference_table()] if self.differences else [])]
@@ -263,3 +344,126 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return value
+
+
+# -- Read membership.json again, as `MembershipResult.save` wrote it
+
+_COLUMNS = ("rate", "found", "low", "high", "band")
+
+
+def load(path: Path) -> MembershipResult:
+    """The result in this file, without the AUCs of single targets. Raises RunError if it is damaged."""
+    try:
+        result = _result(parsed_json(path.read_bytes()))
+        json_text([result.table(), result.rate_table(), result.difference_table(), result.to_dict()])  # what is shown
+        return result
+    except Exception:  # a damaged value may raise anything
+        raise RunError(f"{path} is damaged: it holds no result of an attack. Restore it, or attack again.") from None
+
+
+def _result(values: Mapping[str, Any]) -> MembershipResult:
+    same = ("plan", "strategy", "shadows", "records", "dealt_at_random", "accuracy", "setting", "suppressed")
+    return MembershipResult(
+        **{name: values[name] for name in same},
+        rows=tuple(map(_row, values["groups"])),
+        attacks=tuple(map(_attack, values["attacks"])),
+        differences=tuple(map(_difference, values["differences"])),
+        placebo=None if values["placebo"] is None else _result(values["placebo"]),
+        minus_placebo={name: tuple(map(_estimate, rows)) for name, rows in values["minus_placebo"].items()},
+    )
+
+
+def _row(values: Mapping[str, Any]) -> GroupRow:
+    certified = Certified(values["certified_auc"], np.array(values["certified"]["power"], dtype=np.float64))
+    if certified.power.shape != RATES.shape:
+        raise ValueError
+    return GroupRow(values["label"], values["epsilon"], values["records"], certified)
+
+
+def _attack(values: Mapping[str, Any]) -> GroupAttack:
+    return GroupAttack(
+        attack=values["attack"],
+        row=values["group"],
+        auc=_estimate(values["auc"]),
+        auc_of_others=_estimate(values["auc_of_others"]),
+        found=tuple(map(_read_found, values["found"])),
+        share=values["share_of_certified"],
+        exceeds_certified=values["exceeds_certified"],
+        roc=_roc(values["roc"]),
+    )
+
+
+def _roc(values: Mapping[str, Any]) -> Roc:
+    columns: dict[str, FloatArray] = {name: np.array(values[name], dtype=np.float64) for name in _COLUMNS}
+    if {column.shape for column in columns.values()} != {(len(values["rate"]),)}:
+        raise ValueError
+    return Roc(**columns, false_alarms=np.array(values["false_alarms"], dtype=np.int64), auc_variance=math.nan)
+
+
+def _read_found(values: Mapping[str, Any]) -> FoundAt:
+    return FoundAt(**{**values, "found": _estimate(values["found"]) if values["found"] else None})
+
+
+def _difference(values: Mapping[str, Any]) -> Difference:
+    estimates = {name: _estimate(values[name]) for name in ("auc", "of_others")}
+    numbers = {name: _number(values[name]) for name in ("ordered", "p_value")}
+    return Difference(**{**values, **estimates, **numbers})
+
+
+def _estimate(values: Mapping[str, Any]) -> Estimate:
+    return Estimate(*(_number(values[name]) for name in ("value", "low", "high")))
+
+
+def _number(value: float | None) -> float:
+    """JSON has null for numbers that are not finite."""
+    return math.nan if value is None else value
+
+
+# -- The ROC of each group on logarithmic axes, beside what the plan certifies
+
+#: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
+MOST_DRAWN = 6
+
+_COLOURS = ("#1f5fa8", "#c2571a", "#3a7d44", "#6a3d9a", "#8c6d1f", "#444444")
+
+
+def draw(result: MembershipResult, path: str | Path, attack: str | None = None) -> Path:
+    """Draw the ROC of each group: the attack's with its 95 % intervals, the certified curve, and guessing.
+
+    path    of an .svg, .png or .pdf file; only its owner may read it
+    attack  by default the first one of the result
+
+    A rate with fewer than 10 false alarms is not drawn. Where some group has fewer than 20 records, the certified
+    curves are not drawn, because they were computed from all budgets together.
+
+    Raises InputError for another ending or attack, RunError if the file cannot be written.
+    """
+    attack = result.names[0] if attack is None else attack
+    if attack not in result.names:
+        raise InputError(f"The result has the attacks {', '.join(result.names)}, got {attack!r}.")
+    figure, axes = new_figure(6.4, 4.8)
+    lowest = 1.0
+    count = len(result.rows)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_DRAWN)).round().astype(int))
+    for row, colour in zip(chosen.tolist(), _COLOURS, strict=False):
+        roc, shown = result.of(attack, row).roc, result.rows[row]
+        if len(roc.rate):
+            lowest = min(lowest, float(roc.rate[0]))
+        axes.fill_between(roc.rate, roc.low, roc.high, color=colour, alpha=0.2, lw=0)
+        axes.plot(roc.rate, roc.found, color=colour, label=_label(shown))
+        if not result.suppressed:
+            axes.plot(RATES, shown.certified.power, color=colour, ls="--", lw=1.2)
+    lowest = min(lowest, 0.1)
+    axes.plot([lowest, 1], [lowest, 1], color="#888888", lw=0.9, label="guessing")
+    if not result.suppressed:
+        axes.plot([], [], color="#444444", ls="--", lw=1.2, label="no attack above (certified)")
+    axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.1))
+    axes.set_xlabel("false-positive rate")
+    axes.set_ylabel("true-positive rate")
+    axes.set_title(f"{attack}, {result.shadows:,} shadow models; shaded: 95 % intervals", fontsize=10, loc="left")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    return save_figure(figure, Path(path))
+
+
+def _label(row: GroupRow) -> str:
+    return f"ε {row.label}" if row.epsilon is None else f"ε = {row.label}"

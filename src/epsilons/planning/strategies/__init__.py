@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import EpsilonsError, InfeasibleBudgetError, PlanError
-from ..plan_checks import REGISTERED
+from ..plan_file import REGISTERED
 from ..plans import Plan
-from .exclude import exclude
+from .baselines import exclude, sequential, uniform
 from .mix import mix
 from .sample import sample
 from .scale import scale, scale_arithmetic
-from .sequential import sequential
-from .uniform import uniform
 
 Strategy = Callable[..., Plan]
 

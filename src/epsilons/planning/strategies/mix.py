@@ -14,13 +14,13 @@ import numpy as np
 
 from ...accounting import Accountant
 from ...accounting.calibration import noises_for
-from ...budgets import Budgets
-from ...disclosure import has_small_cells
+from ...budgets.budgets import Budgets
+from ...core.disclosure import has_small_cells
+from ...core.mechanism import FloatArray
 from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
-from ...mechanism import FloatArray
 from ...tabular import decimal
+from ..plan_numbers import Phase, Recipe
 from ..plans import Plan
-from ..recipe import Phase, Recipe
 from ..risk_profile import excess, risk
 from .sample import sample, solve
 from .scale import scale

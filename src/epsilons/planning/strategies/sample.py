@@ -21,11 +21,11 @@ from ...accounting.calibration import (
     rates_for,
     rates_near,
 )
-from ...budgets import Budgets
+from ...budgets.budgets import Budgets
+from ...core.mechanism import FloatArray
 from ...errors import InfeasibleBudgetError
-from ...mechanism import FloatArray
+from ..plan_numbers import Phase, Recipe
 from ..plans import Plan
-from ..recipe import Phase, Recipe
 
 
 def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .fixed import FixedFeatures, load_fixed
-from .kinds import Features
+from .fixed import Features, FixedFeatures, load_fixed
 from .sentence_encoder import ENCODER, encoder
 from .text_hashing import HASHED_TEXT, hashed_text
 from .wavelet_scattering import SCATTERING, scattering

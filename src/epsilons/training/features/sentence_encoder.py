@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InputError
-from ...escaping import printable
-from .kinds import Features, blocks, check_texts
+from ...errors import InputError, printable
+from .fixed import Features, blocks, check_texts
 
 #: Texts are encoded in blocks of this size, the last one filled up by empty texts.
 BLOCK = 16

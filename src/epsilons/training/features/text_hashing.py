@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .kinds import Features, check_texts
+from .fixed import Features, check_texts
 
 #: The same words as scikit-learn's HashingVectorizer: two or more letters, digits or underscores.
 WORD = re.compile(r"\w\w+")

@@ -10,18 +10,111 @@ place of their "Data Normalization", which costs privacy.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.resources import files
+from io import BytesIO
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import InputError, named
-from . import public_pictures
-from .kinds import Features, blocks
+from .fixed import Features, blocks
+
+# -- Constants from public pictures: two photographs that scikit-learn ships, in 1,200 crops
+
+#: SHA-256 of the files in scikit-learn's datasets/images.
+PICTURES = {
+    "china.jpg": "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
+    "flower.jpg": "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638",
+}
+ORIGIN = (
+    "normalised by constants from two public photographs that scikit-learn ships ("
+    + ", ".join(f"{name} with SHA-256 {digest[:16]}" for name, digest in PICTURES.items())
+    + ")"
+)
+#: Each picture is shrunk by these factors, and CROPS squares are cut from each size.
+SHRINKS, CROPS, SIDE = (2, 3, 4, 6), 150, 32
+#: Added to a coefficient before the logarithm, and to the covariance before its root.
+FLOOR, RIDGE = 1e-3, 0.1
+
+#: (records, channels, height, width) -> coefficients (records, channels·81, …).
+Coefficients = Callable[[Tensor], Tensor]
+
+
+@cache
+def public_constants(channels: int, coefficients: Coefficients) -> dict[str, Tensor]:
+    """matrix (c, c) and offset (c,): matrix @ log(|S| + 0.001) + offset is standardised and half-whitened.
+
+    channels  1 (the mean of the colours) or 3
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the sums are those of one thread, however many there are
+    try:
+        return _constants_of_pictures(crops(channels), coefficients)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _constants_of_pictures(images: Tensor, coefficients: Coefficients) -> dict[str, Tensor]:
+    scattered = [coefficients(block) for block in torch.split(images, 25)]
+    samples = torch.cat([torch.log(s.abs() + FLOOR) for s in scattered]).double()  # (crops, c, 8, 8)
+    rows = samples.permute(0, 2, 3, 1).flatten(0, 2)  # (crops·64, c)
+    mean, deviation = rows.mean(0), rows.std(0, correction=0)
+    matrix = _half_whitening((rows - mean) / deviation) / deviation
+    return {"matrix": matrix.float(), "offset": (-matrix @ mean).float()}
+
+
+def _half_whitening(rows: Tensor) -> Tensor:
+    """(c, c): (C + 0.1 I)^(-1/4) of standardised rows (n, c), 64-bit."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+    whitening: Tensor = (vectors * (values.clamp_min(0) + RIDGE) ** -0.25) @ vectors.T
+    return whitening
+
+
+def crops(channels: int) -> Tensor:
+    """(1200, channels, 32, 32) crops of the photographs, pixels in [0, 1]."""
+    places = np.random.default_rng(0)
+    found = [
+        picture[:, top : top + SIDE, left : left + SIDE]
+        for picture in (_shrunk(name, factor, channels) for name in PICTURES for factor in SHRINKS)
+        for top, left in ([places.integers(0, side - SIDE + 1) for side in picture.shape[1:]] for _ in range(CROPS))
+    ]
+    return torch.from_numpy(np.stack(found))
+
+
+def _shrunk(name: str, factor: int, channels: int) -> npt.NDArray[np.float32]:
+    """(channels, height, width): means of squares of pixels. The sums are whole numbers, so they are exact."""
+    pixels = _photograph(name)
+    height, width = (side // factor * factor for side in pixels.shape[:2])
+    squares = pixels[:height, :width].reshape(height // factor, factor, width // factor, factor, 3)
+    sums = squares.sum((1, 3), dtype=np.int64).transpose(2, 0, 1)  # (3, …)
+    total = sums if channels == 3 else sums.sum(0, keepdims=True)
+    means: npt.NDArray[np.float32] = (total / (255 * factor**2 * (3 // channels))).astype(np.float32)
+    return means
+
+
+def _photograph(name: str) -> npt.NDArray[np.uint8]:
+    """(height, width, 3). Raises InputError if the file is not the one that the constants are named after."""
+    from PIL import Image
+
+    content = files("sklearn.datasets.images").joinpath(name).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != PICTURES[name]:
+        raise InputError(
+            f"scikit-learn's picture {name} must have the SHA-256 {PICTURES[name]}, got {digest}. Install another "
+            'version of scikit-learn, or use normalisation = "groups", which needs no pictures.'
+        )
+    return np.asarray(Image.open(BytesIO(content)).convert("RGB"))
+
+
+# -- Wavelet scattering of order 2 by plain convolutions, normalised for each record
 
 SCALES, ORIENTATIONS = 2, 8
 #: Side of the grid on which the low-pass filter samples, in pixels; twice that is the border added by reflection.
@@ -106,8 +199,8 @@ def _public(images: Tensor, constants: Mapping[str, Tensor] | None) -> Tensor:
         raise InputError(
             f'normalisation = "public" is for images of 1 or 3 channels, got {channels}. Use normalisation = "groups".'
         )
-    found = constants or public_pictures.constants(channels, _coefficients)
-    logarithms = torch.log(_coefficients(images).abs() + public_pictures.FLOOR)
+    found = constants or public_constants(channels, _coefficients)
+    logarithms = torch.log(_coefficients(images).abs() + FLOOR)
     return F.group_norm(F.conv2d(logarithms, found["matrix"][..., None, None], found["offset"]), 1)
 
 
@@ -171,14 +264,14 @@ def _low_pass(halvings: int) -> Tensor:
 
 def _origin(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> str:
     way = normalisation or _default(*shape[:1])
-    source = public_pictures.ORIGIN if way == "public" else "with constants that come from no data"
+    source = ORIGIN if way == "public" else "with constants that come from no data"
     return f"wavelet scattering of each record's image, {source}"
 
 
 def _constants(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> dict[str, Tensor]:
     if (normalisation or _default(*shape[:1])) != "public" or shape[:1] not in ((1,), (3,)):
         return {}
-    return public_pictures.constants(shape[0], _coefficients)
+    return public_constants(shape[0], _coefficients)
 
 
 SCATTERING = Features(scattering, _origin, _constants)

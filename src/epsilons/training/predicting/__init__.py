@@ -6,7 +6,6 @@ epsilons.Predictor.load("release").predict(table).probabilities
 
 from __future__ import annotations
 
-from .predictions import Predictions
-from .predictor import Predictor
+from .predictor import Predictions, Predictor
 
 __all__ = ["Predictions", "Predictor"]

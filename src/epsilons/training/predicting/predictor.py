@@ -3,24 +3,121 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, load_model
-from torch import nn
+from torch import Tensor, nn
 
-from ... import release_folder
 from ...errors import EpsilonsError, InputError, RunError
-from ...model_file import ModelFile, Named, read_model_file
+from ...ledger import model_file
+from ...ledger.model_file import ModelFile, Named, Outputs, read_model_file
+from ...models import MODELS, build
 from ...tabular.cells import Unread
 from ..checkpoints import restoring
 from ..features import FixedFeatures, features_of_run
-from ..models import MODELS, build
-from .predictions import Predictions, joined, predictions_of
-from .records import inputs_of
+from .table_parts import inputs_of
+
+# -- Predictions for the rows of a table, as arrays and as columns of a table
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model predicts, one row per record, in the order of the table.
+
+    classes        names of the classes, in order; None if the target is a number
+    probabilities  (rows, classes); of targets that are 0 or 1, (rows, outputs) probabilities of 1; else None
+    values         (rows,) in the target's own units; (rows, outputs) if the model has several; None for classes
+    """
+
+    classes: tuple[str, ...] | None
+    probabilities: Array | None
+    values: Array | None
+
+    @property
+    def labels(self) -> npt.NDArray[np.str_]:
+        """(rows,) the name of the most probable class. Raises RunError if the target has no classes."""
+        if self.classes is None or self.probabilities is None:
+            raise RunError("This model predicts no classes. Use .values, or .probabilities.")
+        return np.asarray(np.array(self.classes)[self.probabilities.argmax(1)])
+
+    def to_table(self) -> Any:
+        """A pyarrow.Table: `prediction` and `probability_CLASS` of each class, or `prediction` alone for a number."""
+        import pyarrow
+
+        if self.probabilities is None:
+            assert self.values is not None
+            return pyarrow.table(_numbered("prediction", self.values))
+        if self.classes is None:
+            return pyarrow.table(_numbered("probability", self.probabilities))
+        columns = zip(self.classes, self.probabilities.T, strict=True)
+        return pyarrow.table({"prediction": self.labels, **{f"probability_{name}": column for name, column in columns}})
+
+    def __len__(self) -> int:
+        return len(self.values if self.probabilities is None else self.probabilities)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        """The size and the classes, and no prediction: it is about a person."""
+        of = "" if self.classes is None else f", classes {', '.join(self.classes)}"
+        return f"Predictions({len(self):,} rows{of})"
+
+
+def _numbered(name: str, values: Array) -> dict[str, Any]:
+    """One column, or one per output."""
+    if values.ndim == 1 or values.shape[1] == 1:
+        return {name: values.reshape(len(values))}
+    return {f"{name}_{number}": column for number, column in enumerate(values.T)}
+
+
+def predictions_of(outputs: Tensor, meaning: Outputs) -> Predictions:
+    """What the outputs (rows, …) of a model mean. Raises RunError if they do not have the shape of that meaning."""
+    values = outputs.detach().double().cpu()
+    values = values[:, None] if values.ndim == 1 else values.flatten(1)
+    if meaning.kind == "classes":
+        names = meaning.classes or tuple(map(str, range(values.shape[1])))
+        if outputs.ndim != 2 or values.shape[1] != len(names):
+            raise RunError(
+                f"The model has outputs of shape {tuple(outputs.shape[1:])} for {len(names)} classes. Its weights or "
+                "model.json belong to another model."
+            )
+        return Predictions(names, torch.softmax(values, 1).numpy(), None)
+    if meaning.kind == "binary":
+        return Predictions(None, torch.sigmoid(values).numpy(), None)
+    numbers = values.numpy()
+    if meaning.bounds is not None:
+        numbers = in_units(numbers, *meaning.bounds)
+    return Predictions(None, None, numbers[:, 0] if numbers.shape[1] == 1 else numbers)
+
+
+def in_units(scaled: Array, low: float, high: float, log: bool) -> Array:
+    """The inverse of the scaling of a target to -1..1 (`data.tables`). Predictions may lie beyond the bounds.
+
+    >>> in_units(np.array([-1.0, 0.0, 1.0]), 0.0, 10.0, log=False)
+    array([ 0.,  5., 10.])
+    """
+    ends = np.arcsinh([low, high]) if log else np.array([low, high])
+    values = ends[0] + (scaled + 1) / 2 * (ends[1] - ends[0])
+    return np.asarray(np.sinh(values) if log else values)
+
+
+def joined(parts: Sequence[Predictions], meaning: Outputs) -> Predictions:
+    """Predictions of several parts of a table, one after another."""
+    if not parts:
+        return predictions_of(torch.empty(0, len(meaning.classes or "1")), meaning)
+    # One of both is None in all parts.
+    columns = zip(*((part.probabilities, part.values) for part in parts), strict=True)
+    both = (None if arrays[0] is None else np.concatenate(arrays) for arrays in columns)
+    return Predictions(parts[0].classes, *both)
+
+
+# -- A trained model with its preprocessing: from a run's folder, or from a release folder alone
 
 OWN_CLASS = (
     "Build it yourself and pass it: epsilons.Predictor.load({path!r}, model=yours). Or load the weights into your own "
@@ -55,8 +152,8 @@ class Predictor:
         a file of it is missing or damaged, or the library cannot build the model.
         """
         folder = Path(path)
-        if release_folder.is_release(folder):
-            release_folder.check_sums(folder)
+        if model_file.is_release(folder):
+            model_file.check_sums(folder)
         _check_folder(folder)
         description = read_model_file(folder)
         with restoring(f"The features in {folder} cannot be loaded"):
@@ -104,15 +201,15 @@ class Predictor:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder. Give the folder of a run, e.g. runs/first, or of a release.")
-    if not (folder / release_folder.WEIGHTS).is_file():
-        inside = sorted(file.parent.name for file in folder.glob(f"*/{release_folder.WEIGHTS}"))
+    if not (folder / model_file.WEIGHTS).is_file():
+        inside = sorted(file.parent.name for file in folder.glob(f"*/{model_file.WEIGHTS}"))
         hint = f"It holds {', '.join(inside)}: give one of them." if inside else "Was the run finished?"
-        raise RunError(f"{folder} has no {release_folder.WEIGHTS}. {hint}")
+        raise RunError(f"{folder} has no {model_file.WEIGHTS}. {hint}")
 
 
 def _built(named: Named | None, folder: Path) -> nn.Module:
     """The model of the library's table, without weights. The caller's generators do not move."""
-    own = OWN_CLASS.format(path=str(folder), weights=str(folder / release_folder.WEIGHTS))
+    own = OWN_CLASS.format(path=str(folder), weights=str(folder / model_file.WEIGHTS))
     if named is None:
         raise RunError(f"The model in {folder} is the caller's own, and the library cannot build it. {own}")
     if named.name not in MODELS:
@@ -121,12 +218,12 @@ def _built(named: Named | None, folder: Path) -> nn.Module:
         with torch.device("meta"):  # takes no memory: the weights have it
             return build(named.name, named.shape, named.outputs, **named.options)
     except (EpsilonsError, TypeError) as error:
-        raise RunError(f"{folder / release_folder.MODEL} describes no model that can be built: {error}") from None
+        raise RunError(f"{folder / model_file.MODEL} describes no model that can be built: {error}") from None
 
 
 def _load_weights(network: nn.Module, folder: Path) -> None:
     """Raises RunError unless the file has all weights of this network, in its shapes, and no others."""
-    path = folder / release_folder.WEIGHTS
+    path = folder / model_file.WEIGHTS
     with restoring(f"The weights in {path} cannot be loaded into {type(network).__name__}"):
         if any(p.is_meta for p in network.parameters()):
             weights = {name: value.to(torch.float32, copy=True) for name, value in load_file(path).items()}
@@ -139,8 +236,8 @@ def _features(folder: Path) -> FixedFeatures:
     """The fixed features of a run or a release. Raises RunError if an encoder is not the one of training."""
     features = features_of_run(folder)
     model = features.options.get("model")
-    if isinstance(model, str) and (folder / release_folder.ENCODER).is_dir():
-        features = replace(features, options={**features.options, "model": str(folder / release_folder.ENCODER)})
+    if isinstance(model, str) and (folder / model_file.ENCODER).is_dir():
+        features = replace(features, options={**features.options, "model": str(folder / model_file.ENCODER)})
     if not isinstance(model, str):
         return features
     options = {name: value for name, value in features.options.items() if name != "compare"}

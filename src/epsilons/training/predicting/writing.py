@@ -13,14 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from ...core.files import for_owner
 from ...errors import DataError, InputError
-from ...files import for_owner
-from ...model_file import TableInputs
+from ...ledger.model_file import TableInputs
 from ...tabular import UNSTATED, Marks, are_decimal, is_text
 from ...tabular.cells import Unread
 from .predictor import Predictor
-from .reading import parts_of
-from .records import check_columns
+from .table_parts import check_columns, parts_of
 
 
 def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quiet: bool, mark: bool) -> tuple[int, int]:

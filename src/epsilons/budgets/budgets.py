@@ -1,0 +1,600 @@
+"""Budgets: the epsilon of each record, or of each person with all their rows.
+
+There is one value per record, in data-set order, or one per person, in the order of their first row. Those with the
+same (epsilon, delta) form a group. Groups are ordered strictest first; all values per group in this package are in that
+order.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.disclosure import SMALLEST_SHOWN, how_many
+from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
+from ..errors import BudgetError, EpsilonsWarning
+from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
+from .ids import as_rule, ids_in
+from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
+
+# -- Checks of epsilons and deltas, whichever source they are from; messages give counts and rows, never values
+
+
+def as_budgets(epsilon: npt.ArrayLike, delta: npt.ArrayLike, unit: str) -> tuple[FloatArray, FloatArray]:
+    """(records,) epsilons and (records,) deltas. Raises BudgetError for values that no record can have."""
+    values = as_floats(epsilon, "budgets")
+    if values.ndim != 1 or len(values) == 0:
+        raise BudgetError(
+            f"Budgets must be a flat list with one epsilon per {unit}, got an array of shape {values.shape}."
+        )
+    check(usable(values), "budgets", "positive, finite numbers")
+    deltas = as_floats(delta, "deltas")
+    if deltas.ndim > 1 or (deltas.ndim == 1 and len(deltas) != len(values)):
+        raise BudgetError(
+            f"delta must be one number or one per {unit}, got {len(values):,} budgets and deltas of shape "
+            f"{deltas.shape}."
+        )
+    _check_deltas(deltas, len(values), unit)
+    return values, np.broadcast_to(deltas, values.shape)
+
+
+def as_starts(starts: npt.ArrayLike, records: int) -> FloatArray:
+    """(records, orders) what was spent before. Raises BudgetError for another shape, or numbers that are not finite."""
+    values = as_floats(starts, "starts")
+    if values.ndim != 2 or len(values) != records or not np.isfinite(values).all():
+        raise BudgetError(f"starts must be finite numbers, one row per record, got shape {values.shape}.")
+    return values
+
+
+def as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
+    if np.ma.is_masked(values):
+        raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
+
+
+def usable(values: FloatArray) -> npt.NDArray[np.bool_]:
+    return np.isfinite(values) & (values > 0)
+
+
+def check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:
+    bad = ~np.atleast_1d(good)
+    if bad.any():
+        raise BudgetError(
+            f"{bad.sum():,} of {bad.size:,} {what} are not {expected} (first at row {int(bad.argmax()):,}, counted "
+            "from 0). To leave records out, drop their rows before planning and training, or say in a config what "
+            'means that: [budgets] zero = "left out".'
+        )
+
+
+def _check_deltas(deltas: FloatArray, records: int, unit: str) -> None:
+    # Negated, so that NaN is refused, too.
+    if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
+        raise BudgetError(
+            f"delta must be between {SMALLEST_DELTA:g} and 1 (1 excluded): double precision cannot certify a smaller "
+            f"one. Usual values are well below 1/{unit}s = {1 / records:.2g}."
+        )
+
+
+def large_delta(records: int, unit: Unit) -> str:
+    """The warning for a delta that protects little."""
+    what = "record" if unit == "record" else "rows"
+    return (
+        f"delta is not below 1/{unit}s = {1 / records:.2g}: a mechanism that publishes one person's {what} would pass. "
+        "Choose a smaller delta."
+    )
+
+
+def is_large(deltas: FloatArray, records: int) -> bool:
+    """Whether some delta allows a mechanism that publishes one of the records."""
+    return records > 1 and bool((deltas >= 1 / records).any())
+
+
+def outlier(values: FloatArray, few: int) -> str | None:
+    """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
+    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
+    is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
+    return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None
+
+
+# -- What budgets are read from: columns of epsilons, columns of tiers, classes, positions
+
+#: What to do about empty cells that have a meaning.
+LEFT_OUT = 'If an empty cell leaves a record out, state [budgets] blank = "left out" (registry import: --left-out "").'
+
+NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
+
+
+INFINITE = 'If an infinite number means that its record is left out, a config says so: [budgets] infinite = "left out".'
+
+#: What to do about tiers that have no epsilon.
+NO_EPSILON = "Write down the epsilon of every tier; others go into [budgets] left_out (registry import: --left-out)."
+
+
+def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
+    cells = _full(table, column, path, numeric=True)
+    try:
+        return numbers(cells, column, path, BudgetError, marks_of(table))
+    except BudgetError as error:
+        holds_infinite = any("infinite" in meanings(cell) for cell in encoded(cells)[0].to_pylist())
+        raise BudgetError(f"{error} {INFINITE}" if holds_infinite else str(error)) from None
+
+
+def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
+    """(records,) the epsilon of each cell's tier."""
+    cells, index = encoded(_full(table, column, path))
+    names = [as_text(cell) for cell in cells.to_pylist()]
+    unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
+    if unknown.any():
+        # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
+        count = int(unknown.sum())
+        few = count < SMALLEST_SHOWN
+        first = "" if few else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
+        used = set(names)
+        unused = [name for name in tiers if name not in used]
+        spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
+        blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
+        blank += f" {NO_EPSILON}" if count >= SMALLEST_SHOWN else ""
+        raise BudgetError(
+            f"{how_many(count, len(index))} cells of column {column!r} in {path} are not the name of a tier "
+            f"({', '.join(map(repr, tiers))}){first}.{spelling}{blank}"
+        )
+    return np.array([tiers.get(name, np.nan) for name in names], dtype=np.float64)[index]
+
+
+def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
+    cells = column_of(table, column, path, BudgetError, NAME_YOURS)
+    if numeric:
+        cells = emptied(cells)
+        if str(cells.type) == "bool":
+            raise BudgetError(f"Column {column!r} in {path} holds true and false, which are no budgets.")
+    if cells.null_count:
+        first = int(np.asarray(cells.is_null()).argmax())
+        raise BudgetError(
+            f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty or NaN (first at "
+            f"row {first:,}, counted from 0 below the header). Every record needs a budget. {LEFT_OUT}"
+        )
+    return cells
+
+
+def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
+    """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
+    try:
+        array = np.asarray(targets)
+        if array.ndim != 1 or len(array) == 0:
+            raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
+        classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
+    except (TypeError, ValueError):
+        raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
+    return classes.tolist(), index, counts
+
+
+def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
+    """The indices that a list of indices or a (records,) mask of True and False selects."""
+    try:
+        array = np.asarray(chosen)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), dtype=object)
+    if array.dtype == bool and array.shape == (records,):
+        return np.flatnonzero(array)
+    if array.shape == (0,) and array.dtype != bool:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise BudgetError(
+            f"A subset takes a flat list of {unit} indices, whole numbers counted from 0, or a mask of True and False "
+            f"for each of the {records:,} {unit}s, got an array of {array.dtype} of shape {array.shape}."
+        )
+    outside = (array < 0) | (array >= records)
+    if outside.any():
+        raise BudgetError(
+            f"A subset takes {unit} indices in 0..{records - 1:,}, but {outside.sum():,} of {len(array):,} are outside "
+            f"(first at position {int(outside.argmax()):,})."
+        )
+    return array.astype(np.int64)
+
+
+# -- Budgets: the epsilon of each record, or of each person with all their rows
+
+DEFAULT_DELTA = 1e-5
+
+
+class Budgets:
+    """One privacy budget per record, in data-set order, or one per person.
+
+    epsilon  (records,) each > 0 and finite, in nats; with unit "person": (persons,)
+    delta    one probability for all, or (records,); each in [1e-9, 1)
+    unit     "record", or "person": a budget covers all rows of one person. `by_person` makes such budgets from ids
+    ids      (persons,) the id of each person, for `persons_of`
+    spelling how ids are made equal, as in `by_person`
+    starts   (records, orders) for accounts of a registry, which makes them (`Registry.account`): what was spent before
+
+    Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
+
+    >>> budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
+    >>> budgets
+    Budgets(4 records, 3 groups)
+    >>> budgets.epsilons
+    array([1., 2., 3.])
+    >>> budgets.counts
+    array([1, 1, 2])
+    >>> budgets.group
+    array([2, 0, 2, 1])
+    """
+
+    def __init__(
+        self,
+        epsilon: npt.ArrayLike,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        *,
+        unit: Unit = "record",
+        starts: npt.ArrayLike | None = None,
+        ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
+    ) -> None:
+        values, deltas = as_budgets(epsilon, delta, unit)
+        if is_large(deltas, len(values)):
+            warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
+        if words := outlier(values, SMALLEST_SHOWN):
+            warnings.warn(words, EpsilonsWarning, stacklevel=2)
+        self._unit = as_unit(unit)
+        self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
+        self._epsilon = values
+        self._delta = deltas
+        self._starts = None if starts is None else as_starts(starts, len(values))
+        columns = np.stack([values, deltas, *([] if self._starts is None else self._starts.T)])
+        order = np.lexsort(columns[::-1])
+        ordered = columns[:, order]
+        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+        group = np.empty(len(values), dtype=np.int64)
+        group[order] = np.cumsum(first) - 1
+        self._group: IntArray = read_only(group)
+        of_groups = None if self._starts is None else ordered[2:, first].T
+        self._groups = Groups(ordered[0, first], ordered[1, first], np.bincount(group), of_groups)
+
+    # -- where budgets come from -------------------------------------------------------------------
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        column: str = "epsilon",
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        delta_column: str | None = None,
+        tiers: Mapping[str, float] | None = None,
+        person: str | None = None,
+        conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
+        separator: str | None = None,
+        decimal: str | None = None,
+    ) -> Budgets:
+        """Read one column of a .csv, .tsv or .parquet file, one row per record in data-set order.
+
+        column        name of the column with each record's epsilon, or with the name of its tier
+        delta         one probability for all, or (records,)
+        delta_column  name of a column with a delta per record; replaces `delta`
+        tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
+        person        name of the column with the id of each row's person; the budgets are then of persons (`by_person`)
+        conflict      "refuse" or "strictest", for a person whose rows state different budgets
+        spelling      how ids are made equal, as in `by_person`
+        separator     what separates the cells of a text file, for example ";"; without it, the first rows decide
+        decimal       "," for numbers with decimal commas
+
+        Raises BudgetError if the file or a column is missing, or a cell is not a number or not the name of a tier; with
+        `person`, also for what `by_person` refuses.
+        """
+        # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
+        names = [column, delta_column, None if person is None else one_column(person)]
+        texts, marks = [name for name in names if name], Marks(separator, decimal)
+        table = read_table(Path(path), "budgets", BudgetError, texts, marks)
+        return cls.from_table(
+            table,
+            Path(path),
+            column=column,
+            delta=delta,
+            delta_column=delta_column,
+            tiers=tiers,
+            person=person,
+            conflict=conflict,
+            spelling=spelling,
+        )
+
+    from_parquet = from_csv
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        path: Path,
+        *,
+        column: str = "epsilon",
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        delta_column: str | None = None,
+        tiers: Mapping[str, float] | None = None,
+        person: str | None = None,
+        conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
+    ) -> Budgets:
+        """The same from a pyarrow.Table that was read from `path`; messages name the path."""
+        epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
+        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
+        if person is None:
+            return cls(epsilon, deltas)
+        ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))
+        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict, spelling=spelling)
+
+    @classmethod
+    def by_person(
+        cls,
+        epsilon: npt.ArrayLike,
+        ids: Any,
+        *,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
+    ) -> Budgets:
+        """One epsilon per person, from rows that state their person and a budget. Persons are in order of first rows.
+
+        epsilon   (rows,) what each row states
+        ids       (rows,) texts or whole numbers, such as a list, an array or a column of a table; compared as texts
+                  without blanks around them: 7 and "7" are one person, "07" is another
+        delta     one probability for all, or (rows,)
+        conflict  what happens to a person whose rows state different budgets: "refuse", or "strictest", the smallest
+                  epsilon and the smallest delta
+        spelling  how ids are made equal: "as written", or one or several of "nfkc", "casefold", "strip invisible",
+                  "strip blanks", "strip .0", "strip leading zeros". Training needs it for ids that are equal up to such
+                  differences
+
+        Ids are confidential; no message or repr shows one. Raises BudgetError for conflicts that are refused, for empty
+        ids, and for budgets that are not usable.
+
+        >>> budgets = Budgets.by_person([1.0, 3.0, 1.0], ["ann", "bob", "ann"])
+        >>> budgets
+        Budgets(2 persons, 2 groups)
+        >>> budgets.person
+        array([0, 1, 0])
+        >>> budgets.persons_of(["bob", "ann"])
+        array([1, 0])
+        """
+        rule = as_conflict(conflict)
+        rows = as_budgets(epsilon, delta, "row")
+        roster = Roster.of(ids, as_rule(spelling))
+        of_row = roster.of_row
+        if of_row is None or len(of_row) != len(rows[0]):
+            raise BudgetError(f"Every row needs one id, got {len(rows[0]):,} budgets and another number of ids.")
+        smallest = [per_person(values, of_row, len(roster)) for values in rows]
+        if rule == "refuse":
+            check_agreement(smallest, rows, of_row)
+        return cls(*smallest, unit="person")._with(roster)
+
+    @classmethod
+    def from_shares(
+        cls,
+        shares: Mapping[float, float],
+        *,
+        records: int,
+        delta: float = DEFAULT_DELTA,
+        seed: int = 0,
+        unit: Unit = "record",
+    ) -> Budgets:
+        """Simulated budgets: each epsilon goes to its share of `records` records, chosen at random.
+
+        shares   {epsilon: share}; shares must add up to 1, and are rounded by largest remainder to whole counts
+        records  number of records; with unit "person", of persons
+        delta    one probability for all
+        seed     of the random order
+        unit     "record" or "person"
+
+        Raises BudgetError for shares that do not add up to 1, or that come to less than one record.
+
+        >>> Budgets.from_shares({1.0: .34, 2.0: .43, 3.0: .23}, records=60_000, delta=1e-5).counts
+        array([20400, 25800, 13800])
+        """
+        epsilon = np.repeat(*_share_counts(shares, records))
+        return cls(np.random.default_rng(seed).permutation(epsilon), delta, unit=unit)
+
+    @classmethod
+    def by_class(
+        cls,
+        targets: npt.ArrayLike,
+        epsilons: Mapping[Any, float],
+        *,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
+    ) -> Budgets:
+        """One epsilon per class: each record gets the epsilon of its class.
+
+        targets   (records,) the class of each record, in data-set order
+        epsilons  {class: epsilon}; it may name classes that no record has, as a list that was fixed beforehand does
+        delta     one probability for all, or (records,)
+        ids       (records,) each record's person: one epsilon per person, whose rows must agree (`by_person`)
+        spelling  how ids are made equal, as in `by_person`
+
+        Such budgets publish the class of every record wherever the list of budgets is public; training notes it.
+
+        Raises BudgetError for a class without an epsilon, for targets that are not one class per record, and for
+        persons with rows in classes of different epsilons.
+
+        >>> Budgets.by_class([0, 1, 1, 2], {0: 1.0, 1: 2.0, 2: 2.0}, delta=1e-3).counts
+        array([1, 3])
+        """
+        check(usable(as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
+        classes, index, counts = classes_of(targets)
+        without = {name: n for name, n in zip(classes, counts, strict=True) if name not in epsilons}
+        if without:
+            # Only classes of many records are named: the others are values of a few people.
+            named = ", ".join(repr(name) for name, n in without.items() if n >= SMALLEST_SHOWN)
+            which = f" ({named})" if named else ""
+            raise BudgetError(
+                f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
+            )
+        values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
+        if ids is None:
+            return cls(values, delta)
+        return cls.by_person(values, ids, delta=delta, spelling=spelling)
+
+    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
+        """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
+
+        indices: whole numbers, counted from 0, or a (records,) mask of True and False. Budgets of persons take
+        positions of persons. The result keeps their ids, and not which rows are theirs: look these up with
+        `persons_of`. Raises BudgetError for anything else, and if no record is chosen.
+
+        >>> Budgets([3.0, 1.0, 2.0]).subset([2, 0]).epsilons
+        array([2., 3.])
+        """
+        chosen = positions(indices, len(self), self.unit)
+        if len(chosen) == 0:
+            raise BudgetError(f"A subset needs at least one {self.unit}.")
+        if self.unit == "person" and len(np.unique(chosen)) < len(chosen):
+            raise BudgetError("A subset of budgets of persons takes each person at most once: two coins spend more.")
+        roster = None if self._roster is None else self._roster.chosen(chosen)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)
+            starts = None if self._starts is None else self._starts[chosen]
+            return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)._with(roster)
+
+    def _with(self, roster: Roster | None) -> Budgets:
+        self._roster = roster
+        return self
+
+    def _roster_of(self, ids: Any, records: int, spelling: str | Sequence[str] | None) -> Roster:
+        roster = Roster.of(ids, as_rule(spelling))
+        if self._unit != "person" or len(roster) != records or roster.of_row is None or len(roster.of_row) != records:
+            raise BudgetError('ids= takes one id per person, each once, and needs unit="person". From rows: by_person.')
+        return roster.chosen(np.arange(records))
+
+    # -- persons -----------------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> Unit:
+        """What has a budget: "record", or "person" with all their rows."""
+        return self._unit
+
+    @property
+    def person(self) -> IntArray | None:
+        """(rows,) each row's person, as a position in these budgets; None if the rows are not known."""
+        return None if self._roster is None else self._roster.of_row
+
+    @property
+    def has_ids(self) -> bool:
+        """True if these are budgets of persons, and their ids are known."""
+        return self._roster is not None
+
+    @property
+    def ids(self) -> list[str]:
+        """(persons,) the id of each person, as text. Confidential. Raises BudgetError for budgets without ids."""
+        if self._roster is None:
+            raise BudgetError("These budgets hold no ids.")
+        return self._roster.texts
+
+    def without_ids(self) -> Budgets:
+        """The same budgets without ids and rows; the rows of a person are then given by positions in the budgets.
+
+        >>> Budgets.by_person([1.0, 2.0], ["ann", "bob"]).without_ids().has_ids
+        False
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)
+            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts)
+
+    def persons_of(self, ids: Any) -> IntArray:
+        """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
+
+        Raises BudgetError for an id that these budgets do not know, and for budgets without ids.
+        """
+        if self._roster is None:
+            raise BudgetError(
+                "These budgets hold no ids. Make them with Budgets.by_person(epsilon, ids) or "
+                'Budgets.from_csv(…, person="…"), or pass positions in the budgets as persons.'
+            )
+        return self._roster.positions(ids)
+
+    def check_spelling(self) -> None:
+        """Raise BudgetError if it was not stated which ids are of one person, and they leave it open."""
+        if self._roster is not None:
+            self._roster.check_stated()
+
+    # -- what they are -----------------------------------------------------------------------------
+
+    @property
+    def epsilons(self) -> FloatArray:
+        """(groups,) epsilon of each group, strictest first; equal epsilons at different deltas stay apart."""
+        return self._groups.epsilons
+
+    @property
+    def delta(self) -> FloatArray:
+        """(groups,) delta of each group."""
+        return self._groups.deltas
+
+    @property
+    def counts(self) -> IntArray:
+        """(groups,) records in each group, or persons."""
+        return self._groups.counts
+
+    @property
+    def claims(self) -> FloatArray:
+        """What an accountant needs beside a history: (groups,) deltas, or (groups, orders) starts of accounts."""
+        return self._groups.claims
+
+    @property
+    def group(self) -> IntArray:
+        """(records,) group of each record (or person): its index into `epsilons`."""
+        return self._group
+
+    @property
+    def groups(self) -> Groups:
+        """epsilons, deltas and counts of all groups as one value."""
+        return self._groups
+
+    @property
+    def records(self) -> int:
+        """Number of records, or of persons."""
+        return len(self._epsilon)
+
+    @cached_property
+    def shares(self) -> FloatArray:
+        """(groups,) part of all records in each group; adds up to 1."""
+        shares: FloatArray = read_only(self.counts / self.counts.sum())
+        return shares
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __repr__(self) -> str:
+        return f"Budgets({self.records:,} {self.unit}s, {len(self._groups):,} groups)"
+
+
+def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArray, IntArray]:
+    """(epsilons, counts): `records` divided by `shares`, rounded by largest remainder. Raises BudgetError."""
+    if not shares:
+        raise BudgetError('Got no shares; give at least one epsilon, e.g. "1:34%,2:43%,3:23%".')
+    if records != int(records) or records < 1:
+        raise BudgetError(f"The number of records must be a whole number of at least 1, got {records}.")
+    epsilons = as_floats(sorted(shares), "epsilons")
+    parts = as_floats([shares[epsilon] for epsilon in sorted(shares)], "shares")
+    check(usable(epsilons), "epsilons", "positive, finite numbers")
+    check(usable(parts), "shares", "positive, finite numbers")
+    if not math.isclose(float(parts.sum()), 1.0, abs_tol=1e-6):
+        raise BudgetError(f"Shares must add up to 1 (100 %); these add up to {parts.sum():.6g}.")
+    exact = parts / parts.sum() * records
+    counts = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(-(exact - counts), kind="stable")
+    counts[by_remainder[: int(records) - int(counts.sum())]] += 1
+    if (counts == 0).any():
+        raise BudgetError(
+            f"{(counts == 0).sum()} of {len(counts)} shares come to less than one of {records:,} records. Give more "
+            "records, or leave those epsilons out."
+        )
+    return epsilons, counts

@@ -1,0 +1,152 @@
+"""`epsilons report`: what a run promised, spent and reached, for internal use and for release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..errors import InputError, printable
+from .options import Quiet, console, option
+
+REPORT_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons report runs/first
+
+epsilons report runs/first -o papers/first.html
+
+epsilons report runs/first --json | jq .status
+"""
+
+
+def report_command(
+    run: Annotated[Path, typer.Argument(help="The folder of one run.", show_default=False)],
+    output: Annotated[Path | None, option("The internal page. Default: RUN/report.html.", "--output", "-o")] = None,
+    as_json: Annotated[bool, option("Print the internal report as JSON, and write no file.", "--json")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.
+
+    The plan is verified and the ledger checked again. The internal files are confidential: they show every budget that
+    was chosen. In the files for release, budgets shared by fewer than 20 records are merged, and nothing is shown that
+    was measured on private data.
+    """
+    from .. import reporting
+
+    if as_json and output is not None:
+        raise InputError("--json prints the report and writes no file; give either --json or --output.")
+    internal = reporting.report(run)
+    if as_json:
+        print(reporting.dumps(internal))
+        return
+    page = output or run / "report.html"
+    if page.suffix != ".html":
+        raise InputError(f"--output names the internal page, which ends in .html; got {page.name!r}.")
+    release = reporting.report(run, release=True)
+    files = {
+        page: (internal, "internal page: CONFIDENTIAL, do not publish"),
+        page.with_suffix(".json"): (internal, "the same as JSON: CONFIDENTIAL, do not publish"),
+        page.with_name(f"{page.stem}-release.html"): (release, "page for release: may be published"),
+        page.with_name(f"{page.stem}-release.json"): (release, "the same as JSON: may be published"),
+    }
+    for file in files:
+        reporting.check_replaceable(file)
+    for file, (report, description) in files.items():
+        report.save(file)
+        if not quiet:
+            console().print(f"{printable(file)}  {description}", soft_wrap=True)
+
+
+# -- `epsilons release`: the folder with a trained model that may be given away
+
+RELEASE_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons release runs/people-1                  # writes runs/people-1/release
+
+epsilons predict runs/people-1/release new.csv -o scored.csv
+
+epsilons release runs/people-1 -o model --undeclared    # for a test; marked NOT COVERED
+"""
+
+
+def release_command(
+    run: Annotated[Path, typer.Argument(help="The folder of one finished run.", show_default=False)],
+    output: Annotated[Path | None, option("A new folder. Default: RUN/release.", "--output", "-o")] = None,
+    undeclared: Annotated[
+        bool, option("Release in spite of the reasons against it. Every file then says NOT COVERED.", "--undeclared")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.
+
+    `epsilons predict` needs no other file. The folder holds no budget that fewer than 20 share, no score but on data
+    that were declared public, no path of this machine, and no key.
+
+    It is refused while a bound, a category list or the classes were read off the data (data.read_off in the config),
+    because the guarantee does not cover them, and for runs with a seed, because the seed shows the noise.
+    """
+    from .. import reporting
+
+    folder = reporting.release(run, output, undeclared)
+    if not quiet:
+        out = console()
+        out.print(f"{printable(folder)}  may be given away, whole. Its README.md is the model card.", soft_wrap=True)
+        out.print(f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv", soft_wrap=True)
+
+
+# -- `epsilons predict`: the predictions of a trained model for every row of a table
+
+PREDICT_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons predict runs/people-1 new.csv -o scored.csv
+
+epsilons predict release new.parquet -o scored.parquet --keep id   # a copied release folder
+
+[bold]From Python[/bold]
+
+epsilons.Predictor.load("release").predict("new.csv").to_table()
+"""
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a release folder.", show_default=False)],
+    table: Annotated[
+        Path,
+        typer.Argument(help="A .csv, .tsv or .parquet table; for models of arrays an .npy file.", show_default=False),
+    ],
+    output: Annotated[Path, option("The .csv or .parquet file to write.", "--output", "-o")],
+    keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,
+    bad_rows: Annotated[Literal["refuse", "mark"], option("What to do about unreadable cells.")] = "refuse",
+    device: Annotated[str, option("cpu, cuda, …, or auto for a GPU if there is one.")] = "cpu",
+    quiet: Quiet = False,
+) -> int:
+    """Predict every row of a table with a trained model, and write one row for each, in the same order.
+
+    The preprocessing of training is applied to each row: bounds, categories, texts, fixed features. Columns may be in
+    any order and others are ignored; a missing column is named. Empty cells and unknown categories count as in
+    training. The output has a column `prediction`, and one `probability_CLASS` per class.
+
+    With --bad-rows mark, rows with a cell that is no number or date are not refused: they have no prediction, and the
+    reason in a last column, `not_predicted`; the exit code is then 4. In a .csv file, an apostrophe is written before
+    texts that a spreadsheet would take for a formula.
+
+    A file may be larger than the memory. Predictions about people are confidential: only you may read the file.
+    """
+    if output.suffix not in (".csv", ".parquet"):
+        raise InputError(f"--output must end in .csv or .parquet, got {output.name!r}.")
+    if output.exists():
+        raise InputError(f"{output} exists already. Choose another name with -o, or remove it.")
+    from ..training.predicting import Predictor  # torch is imported here
+    from ..training.predicting.writing import write
+
+    predictor = Predictor.load(run, device=device)
+    for reason in predictor.description.not_covered:
+        console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
+    rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
+    words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
+    console(quiet=quiet).print(words, soft_wrap=True)
+    return 4 if bad else 0

@@ -1,0 +1,331 @@
+"""Gradients by the rows of a table: only of the rows that occur."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..engine import Persons
+from .graph import ParameterUse
+from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
+from .per_sample_grads import DenseGrad, OutputGrads, PerSampleGradFn, blanked, first, squares, to_32_bits
+
+#: So many values of a table's gradients are converted to 64 bits at once. More at once takes less time for each row of
+#: a table that occurs rarely, fewer stay in cache.
+VALUES_AT_ONCE = 2**20
+
+
+class TokenSums(NamedTuple):
+    """One row for each record and token that occurs: norm and sum are computed from these numbers.
+
+    token, owner  (sums,) which token of which record; by token, then by record
+    rows          (sums, features)
+    """
+
+    token: Tensor
+    owner: Tensor
+    rows: Tensor
+
+
+class TableGrad:
+    """Gradients by a table: (records, size, features), zeros where a record has no such token."""
+
+    def __init__(self, sums: TokenSums | None, records: int, size: int) -> None:
+        self._known, self._records, self._size = sums, records, size
+
+    @property
+    def sums(self) -> TokenSums:
+        """The sums, computed once."""
+        if self._known is None:
+            self._known = self._computed()
+        return self._known
+
+    def _computed(self) -> TokenSums:
+        raise NotImplementedError  # only those whose sums are not known yet
+
+    def squared_norm(self) -> Tensor:
+        squared = squares(self.sums.rows)
+        return squared.new_zeros(self._records).index_add_(0, self.sums.owner, squared)
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        token, owner, rows = self.sums
+        begins = begins_in(token, self._size)
+        if rows.numel() <= VALUES_AT_ONCE:
+            return table_sum(begins, None, rows, factor.index_select(0, owner))
+        total = torch.empty(self._size, rows.shape[1], dtype=torch.float64, device=rows.device)
+        for tokens, own in _parts(begins, max(1, VALUES_AT_ONCE // rows.shape[1])):
+            some = begins[tokens.start : tokens.stop + 1] - own.start
+            total[tokens] = table_sum(some, None, rows[own], factor.index_select(0, owner[own]))
+        return total
+
+    def dense(self) -> DenseGrad:
+        token, owner, sums = self.sums
+        rows = sums.new_zeros(self._records * self._size, sums.shape[1])
+        rows.index_add_(0, owner * self._size + token, sums)
+        return DenseGrad(rows.view(self._records, self._size, -1))
+
+    def blank(self, keep: Tensor) -> TableGrad:
+        sums = self.sums._replace(rows=blanked(self.sums.rows, keep[self.sums.owner]))
+        return TableGrad(sums, self._records, self._size)
+
+    def transposed(self) -> DenseGrad:
+        return self.dense().transposed()
+
+    def followed_by(self, other: TableGrad) -> TableGrad:
+        """The sum of both: a table with two lookups."""
+        token, owner, rows = (torch.cat(both) for both in zip(self.sums, other.sums, strict=True))
+        pair, places = in_order(token * self._records + owner, self._size * self._records)
+        both = added_up(pair // self._records, pair % self._records, rows, places)
+        return TableGrad(both, self._records, self._size)
+
+    def of_persons(self, persons: Persons) -> TableGrad:
+        token, owner, rows = self.sums
+        places = torch.arange(len(rows), device=rows.device)
+        return TableGrad(added_up(token, persons.owner.index_select(0, owner), rows, places), persons.count, self._size)
+
+
+class EmbeddingGrad(TableGrad):
+    """Rows of a table. index: (records, time) token ids; rows: (records, time, features), summed for equal tokens."""
+
+    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
+        super().__init__(None, len(index), size)
+        self._index, self._rows, self._padding = index, rows, padding
+
+    def _computed(self) -> TokenSums:
+        token, places = in_order(self._index.flatten(), self._size, self._padding)
+        owner = owners(self._index, places.dtype).index_select(0, places)
+        return added_up(token, owner, to_32_bits(self._rows).flatten(0, 1), places)
+
+
+def owners(index: Tensor, dtype: torch.dtype) -> Tensor:
+    """(records·time,) which record each token belongs to. index: (records, time)"""
+    records, time = index.shape
+    return torch.arange(records, dtype=dtype, device=index.device).repeat_interleave(time)
+
+
+def in_order(token: Tensor, size: int, padding: int = -1) -> tuple[Tensor, Tensor]:
+    """The tokens in order, and their places; equal tokens in the order given; without those that are padding.
+
+    token: (N,) from 0 to size - 1
+    """
+    bits = max(1, len(token) - 1).bit_length()
+    if size << bits >= 2**63:
+        values, places = torch.sort(token, stable=True)
+        return values[values != padding], places[values != padding]
+    kind = torch.int32 if size << bits < 2**31 else torch.int64
+    # token · 2^bits + place. NumPy sorts these in a tenth of the time of an argsort.
+    keys = (token.to(kind) << bits) | torch.arange(len(token), dtype=kind, device=token.device)
+    keys = torch.from_numpy(np.sort(keys.numpy())) if keys.device.type == "cpu" else keys.sort().values
+    if padding >= 0:
+        first, end = torch.searchsorted(keys, keys.new_tensor([padding << bits, (padding + 1) << bits])).tolist()
+        keys = torch.cat([keys[:first], keys[end:]])
+    return keys >> bits, keys & ((1 << bits) - 1)
+
+
+def added_up(token: Tensor, owner: Tensor, rows: Tensor, places: Tensor) -> TokenSums:
+    """Rows of equal token and owner, added in order.
+
+    token, owner, places  (N,) by token, then by owner; `places` of their rows
+    rows                  (…, features)
+    """
+    if len(token) == 0:
+        return TokenSums(token.long(), owner.long(), rows[:0])
+    begins = is_first(token, owner).nonzero()[:, 0]
+    sums = F.embedding_bag(places, rows, begins.to(places.dtype), mode="sum")
+    return TokenSums(token.index_select(0, begins).long(), owner.index_select(0, begins).long(), sums)
+
+
+def is_first(token: Tensor, owner: Tensor) -> Tensor:
+    """(N,) whether each is another token or another record than the one before."""
+    is_new = torch.ones(len(token), dtype=torch.bool, device=token.device)
+    is_new[1:] = (token[1:] != token[:-1]) | (owner[1:] != owner[:-1])
+    return is_new
+
+
+def begins_in(token: Tensor, size: int) -> Tensor:
+    """(size + 1,) where each token begins in these ordered ones, and where the last ends."""
+    return F.pad(torch.bincount(token, minlength=size).cumsum(0), (1, 0))
+
+
+def table_sum(begins: Tensor, places: Tensor | None, rows: Tensor, factor: Tensor) -> Tensor:
+    """(tokens, features) 64-bit: for each token the sum of factor·row, in order.
+
+    begins  (tokens + 1,) as `begins_in`
+    places  (N,) of the rows of each token; None: they are in order
+    rows    (..., features)
+    factor  (N,) 64-bit
+    """
+    if places is None:
+        places = torch.arange(len(rows), device=rows.device)
+    return F.embedding_bag(
+        places, rows.double(), begins, mode="sum", per_sample_weights=factor, include_last_offset=True
+    )
+
+
+def _parts(begins: Tensor, at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Consecutive tokens with about so many rows together: (their range, that of their rows)."""
+    steps = torch.arange(0, int(begins[-1]), at_once, device=begins.device)
+    cuts = sorted({0, len(begins) - 1, *torch.searchsorted(begins, steps).tolist()})
+    ends = begins[cuts].tolist()
+    for (start, last), own in zip(itertools.pairwise(cuts), itertools.pairwise(ends), strict=True):
+        yield slice(start, last), slice(*own)
+
+
+# -- Tables with rows that are only added up: the mean or sum of a text's embeddings, with or without weights; bags
+
+#: {operator: the operators that read its outputs, each with the number of the input}
+Readers = Mapping[Any, Sequence[tuple[Any, int]]]
+
+
+#: The smallest normal 64-bit number: a square below it may become 0.
+SMALLEST = 2.0**-1022
+
+
+class Texts(NamedTuple):
+    """The tokens that each record looks up, in the order of records.
+
+    token, owner  (N,) which token of which record
+    weight        (N,) 64-bit; None: all 1
+    scale         (records,) or (), 64-bit: a further factor
+    """
+
+    token: Tensor
+    owner: Tensor
+    weight: Tensor | None
+    scale: Tensor
+
+
+class Weights(NamedTuple):
+    """What a record's gradient is multiplied by for each token that it has, by token, then by record.
+
+    token, owner, weight  (sums,), the weights 64-bit
+    """
+
+    token: Tensor
+    owner: Tensor
+    weight: Tensor
+
+
+class PooledGrad(TableGrad):
+    """Gradients by a table: weight·gradient, with one gradient for each record. gradient: (records, features) 64-bit"""
+
+    def __init__(self, weights: Weights, gradient: Tensor, size: int, dtype: torch.dtype) -> None:
+        super().__init__(None, len(gradient), size)
+        self._weights, self._gradient, self._dtype = weights, gradient, dtype
+
+    def _computed(self) -> TokenSums:
+        """With all entries computed, for sums that have other rows too."""
+        token, owner, weight = self._weights
+        return TokenSums(token, owner, (weight[:, None] * self._gradient.index_select(0, owner)).to(self._dtype))
+
+    def squared_norm(self) -> Tensor:
+        _, owner, weight = self._weights
+        squared = self._gradient.square().sum(1) + self._gradient.shape[1] * SMALLEST
+        weights = weight.new_zeros(self._records).index_add_(0, owner, weight.square() + SMALLEST)
+        return squared * weights
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        token, owner, weight = self._weights
+        return table_sum(begins_in(token, self._size), owner, self._gradient, weight * factor.index_select(0, owner))
+
+    def blank(self, keep: Tensor) -> PooledGrad:
+        weights = self._weights._replace(weight=blanked(self._weights.weight, keep[self._weights.owner]))
+        return PooledGrad(weights, blanked(self._gradient, keep), self._size, self._dtype)
+
+
+def weights_of(texts: Texts, size: int, padding: int) -> Weights:
+    """The weights of equal tokens of a record, added."""
+    token, places = in_order(texts.token, size, padding)
+    owner = texts.owner.index_select(0, places)
+    is_new = is_first(token, owner)
+    begins = is_new.nonzero()[:, 0]
+    if texts.weight is None:
+        counts = torch.diff(begins, append=begins.new_tensor([len(token)])).double()
+    else:
+        own = texts.weight.index_select(0, places)
+        counts = own.new_zeros(len(begins)).index_add_(0, is_new.cumsum(0) - 1, own)
+    return Weights(token.index_select(0, begins).long(), owner.index_select(0, begins).long(), counts)
+
+
+# -- lookups whose rows are added up ------------------------------------------------------------------------
+
+
+def pooled(use: ParameterUse, readers: Readers, records: int) -> tuple[ParameterUse, PerSampleGradFn] | None:
+    """This use of a table as one of the operator that adds its rows up, and its sampler; None for all other uses."""
+    name = operator(use.node)
+    if name == "EmbeddingBag":
+        texts = _bags(use, records)
+        return None if texts is None else (use, _sampler(use, texts))
+    found = _adding(use, readers, records) if name == "Embedding" else None
+    if found is None:
+        return None
+    node, factors = found
+    shape, axis = grad_shape(use.node, 0), use.batch.axis
+    index = use.node._saved_indices.movedim(axis, 0)  # (records, time)
+    weight = None
+    for factor in factors:
+        own = factor.double().expand(shape)[..., 0].movedim(axis, 0).flatten()
+        weight = own if weight is None else weight * own
+    scale = 1.0 / index.shape[1] if operator(node) == "Mean" else 1.0
+    texts = Texts(
+        index.flatten(),
+        owners(index, index.dtype),
+        weight,
+        torch.tensor(scale, dtype=torch.float64, device=index.device),
+    )
+    return dataclasses.replace(use, node=node, axes=(BatchAxis(0),)), _sampler(use, texts)
+
+
+def _adding(use: ParameterUse, readers: Readers, records: int) -> tuple[Any, list[Tensor]] | None:
+    """(the operator that adds up a record's rows, the factors without features by which they are multiplied)."""
+    shape, batch = grad_shape(use.node, 0), use.batch
+    if len(shape) != 3 or batch.axis > 1 or batch.inner != 1 or shape[batch.axis] != records:
+        return None
+    node, factors = use.node, list[Tensor]()
+    while len(readers.get(node, ())) == 1:
+        (node, place), *_ = readers[node]
+        name = operator(node)
+        if name in ("Sum", "Mean"):
+            is_over_time = node._saved_dim is not None and dims_of(node._saved_dim, 3) == (1 - batch.axis,)
+            return (node, factors) if is_over_time and input_shape(node, 0) == shape else None
+        if name != "Mul" or grad_shape(node, 0) != shape:
+            return None
+        factor = node._saved_self if place == 1 else node._saved_other
+        if factor is None or (factor.ndim > 0 and factor.shape[-1] != 1) or factor.is_complex():
+            return None
+        factors.append(factor)
+    return None
+
+
+def _bags(use: ParameterUse, records: int) -> Texts | None:
+    """The texts of torch's bags, one for each record; None for the largest of their embeddings."""
+    node = use.node
+    offsets, index, padding = node._saved_offsets, node._saved_indices, signed(node._saved_padding_idx)
+    mode, weight = node._saved_mode, node._saved_per_sample_weights
+    if mode == 2 or grad_shape(node, 0)[0] != records:
+        return None
+    ends = torch.cat([offsets, offsets.new_tensor([len(index)])])[1 : records + 1]
+    owner = torch.arange(records, device=index.device).repeat_interleave(ends - offsets[:records])
+    index = index[: len(owner)]
+    scale = torch.ones(records, dtype=torch.float64, device=index.device)
+    if mode == 1:
+        scale /= torch.bincount(owner[index != padding], minlength=records).clamp_min(1)
+    return Texts(index, owner, None if weight is None else weight[: len(owner)].double(), scale)
+
+
+def _sampler(use: ParameterUse, texts: Texts) -> PerSampleGradFn:
+    size, padding = input_shape(use.node, use.index)[0], signed(use.node._saved_padding_idx)
+
+    def per_sample_grad(output_grads: OutputGrads) -> PooledGrad:
+        gradient = to_32_bits(first(output_grads))
+        rows = gradient.reshape(-1, gradient.shape[-1]).double() * texts.scale.unsqueeze(-1)
+        return PooledGrad(weights_of(texts, size, padding), rows, size, gradient.dtype)
+
+    return per_sample_grad

@@ -1,0 +1,272 @@
+"""Ghost: one forward pass, one backward pass through activations alone, and entries of per-record gradients only where
+norms and weighted sums need them.
+
+The recorded graph is walked from the losses down (see `graph`). Where the gradient of an operator's weight is a sum
+over the records, the gradient of its output and what the operator saved give each record's part (`grad_samplers`). All
+uses of a parameter are added before its norm is computed. The walk is a proof for this physical batch: it rests on
+rules about operators, not on guesses from shapes, modules or names.
+
+The walk does not see hooks that change gradients, nor what rounding to 16 bits does to them. So the first physical
+batch of each pattern of operators, and every 64th after it, passes the random check. A graph without proof, or a
+physical batch that failed the check, is left to `vmap`, which checks every physical batch.
+
+One record can make the check fail: its gradient is only rounding. Then its own physical batch is left to `vmap`, and no
+later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...core.modules import nodes_of
+from ...errors import ModelError
+from ..engine import NonFiniteGradientError, Persons, clip_factors, in_words, is_meant, non_finite_losses, persons_in
+from ..loop import Loop
+from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
+from ..vmap import Vmap
+from .backward import Grads, per_sample_grads
+from .grad_samplers import may_mix_what_is_not_finite
+from .graph import Trace, leaf_of, trace
+from .operator_rules import UnsupportedOp, operator
+from .outer_products import OuterProductGrad
+from .per_sample_grads import Cache, ClippableGrad, squares_in_64_bits
+
+#: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
+#: pass, so one in 64 costs less than 1 %.
+AUDIT_EVERY = 64
+#: So many parameters are named where a check fails.
+MOST_NAMES = 4
+
+_log = logging.getLogger(__name__)
+
+
+class Ghost:
+    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default."""
+
+    def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self._model, self._parameters = model, list(parameters)
+        self._place = {id(p): k for k, p in enumerate(self._parameters)}
+        self._loop = Loop()
+        self._loop.attach(model, parameters)
+        self._vmap: Vmap | None = None  # for graphs without proof
+        self._records = 0
+        self._seen: dict[int, int] = {}  # how many physical batches of each pattern there were
+        self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
+        self._failures: dict[int, int] = {}  # of each pattern's checks, in a row
+        self._due: dict[int, int] = {}  # how many physical batches are all checked after a failure
+        self._pattern = 0  # of the present physical batch, once it is known
+        self._check = RandomCheck(self._parameters)
+
+    @property
+    def is_proven(self) -> bool:
+        """False once a physical batch was left to another engine."""
+        return self._vmap is None
+
+    def fall_back(self) -> Vmap:
+        """The engine for graphs without proof. From now on it records the model's calls."""
+        if self._vmap is None:
+            self._vmap = Vmap()
+            self._vmap.attach(self._model, self._parameters)
+        return self._vmap
+
+    def begin(self, records: int) -> None:
+        self._records = records
+        if self._vmap is not None:
+            self._vmap.begin(records)
+
+    def detach(self) -> None:
+        if self._vmap is not None:
+            self._vmap.detach()
+
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        if len(clip_norm) <= 1:
+            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
+        persons = persons_in(losses, clip_norm, sizes)
+        with full_precision():
+            try:
+                return self._proven(losses, clip_norm, weight, persons)
+            except UnsupportedOp as reason:
+                cause = str(reason)
+            except Exception as error:
+                if is_meant(error):
+                    raise
+                cause = in_words(error)
+                self._note(self._pattern, cause)
+            return self._by_vmap(cause, losses, clip_norm, weight, sizes)
+
+    def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None) -> list[Tensor]:
+        self._pattern = 0
+        if any(p._backward_hooks for p in self._parameters):
+            raise UnsupportedOp("a hook on a parameter")
+        found = trace(losses, self._place)
+        if found.pattern in self._refused:
+            raise UnsupportedOp(self._refused[found.pattern])
+        count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
+        is_checked = count % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0
+        self._pattern = found.pattern
+        shares = None if persons is None else persons.shares(losses)
+        cache: Cache = {}
+        rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
+        with torch.no_grad():
+            uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
+            grads: Mapping[int, ClippableGrad] = (
+                rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
+            )
+            del rows  # only what was merged is kept
+            squared, total = squared_norms(grads, clip_norm)
+            broken = _not_finite(total)
+            if broken is not None:
+                with squares_in_64_bits():
+                    total = torch.where(broken, squared_norms(grads, clip_norm)[1], total)
+                broken = _not_finite(total)
+            factor = clip_factors(total, clip_norm, weight)
+            if broken is not None:
+                is_mixed = may_mix_what_is_not_finite(cache)
+                if is_checked:
+                    self._seen[found.pattern] -= 1  # nothing can be compared
+                if is_checked or is_mixed:
+                    raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
+                grads = {k: grad.blank(~broken) for k, grad in grads.items()}
+        if is_checked:
+            reason = ""
+            if not self._agrees(grads, squared, factor, losses, persons, uncancelled):
+                means = losses if persons is None else persons.means(losses)
+                is_logged = self._vmap is not None
+                reason = "as logged" if is_logged else self._why_it_disagrees(found, grads, factor, losses, means)
+            self._note(found.pattern, reason)
+            if reason:
+                raise UnsupportedOp(reason)
+        with torch.no_grad():
+            return weighted_sums(grads, factor, self._parameters)
+
+    def _note(self, pattern: int, reason: str) -> None:
+        """What a check of this pattern said: why it failed, or "". An error counts as a failed check."""
+        if not reason:
+            self._failures[pattern], self._due[pattern] = 0, max(0, self._due.get(pattern, 0) - 1)
+            return
+        self._failures[pattern], self._due[pattern] = self._failures.get(pattern, 0) + 1, AUDIT_EVERY
+        if self._failures[pattern] == AUDIT_EVERY:
+            self._refused[pattern] = reason
+
+    def _agrees(
+        self,
+        grads: Mapping[int, ClippableGrad],
+        squared: dict[int, Tensor],
+        clip_factor: Tensor,
+        losses: Tensor,
+        persons: Persons | None,
+        uncancelled: Sequence[Tensor],
+    ) -> bool:
+        """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
+        means = losses if persons is None else persons.means(losses)
+        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
+        by_row = factor.square() if persons is None else factor.square()[persons.owner]
+        lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]
+        rounding = rounding_of([*sizes.values(), *lengths])
+        with torch.no_grad():
+            return all(
+                agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)
+                for k, autograd in enumerate(autograds)
+            )
+
+    def _why_it_disagrees(
+        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, losses: Tensor, means: Tensor
+    ) -> str:
+        """Which gradients are not autograd's, and the likely reason."""
+        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        with torch.no_grad():
+            apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
+        wrong = [k for k, difference in apart.items() if difference > AGREEMENT * size_of(autograds[k], None)]
+        where = self._where(found, wrong or [max(apart, key=apart.__getitem__)])
+        if _is_in_16_bits(losses):
+            return f"it computes in 16 bits, too coarse to compare the gradients of {where} with autograd's"
+        # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
+        twice, thrice = (self._check.gradients(means, n * factor) for n in (2, 3))
+        if any(size_of(twice[k], autograds[k], 2.0) > 0 for k in wrong):
+            return f"a hook that is not linear alters the gradients of {where}"
+        if all(10 * size_of(thrice[k], autograds[k], 3.0) > 3 * apart[k] for k in wrong):
+            return f"the gradients of {where} are mostly rounding"
+        return f"a hook mixes the records' gradients of {where}"
+
+    def _where(self, found: Trace, wrong: Sequence[int]) -> str:
+        """The names of these parameters, with the operators that read them."""
+        own = {id(p): name for name, p in self._model.named_parameters()}
+        readers = [(leaf_of(use.target[0]), operator(use.node)) for use in found.uses]
+        texts = []
+        for k in wrong[:MOST_NAMES]:
+            by = sorted({name for leaf, name in readers if leaf is self._parameters[k]})
+            texts.append(own.get(id(self._parameters[k]), f"parameter {k}") + (f" ({', '.join(by)})" if by else ""))
+        more = len(wrong) - len(texts)
+        return ", ".join(texts) + (f" and {more} more" if more else "")
+
+    def _by_vmap(
+        self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
+    ) -> list[Tensor]:
+        if self._vmap is None:
+            _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
+            self.fall_back().begin(self._records)
+        try:
+            return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
+        except ModelError as error:  # an ordinary step frees the graph
+            raise ModelError(
+                f"The engine ghost cannot clip this physical batch ({reason}), and its graph could not be used again. "
+                f'Train with performance=Performance(engine="vmap"), or with engine="loop". {error}'
+            ) from error
+
+
+def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """({parameter: each record's squared norm}, each record's squared norm of all parameters together), 64-bit.
+
+    like: (records,)
+    """
+    squared = {k: grad.squared_norm() for k, grad in grads.items()}
+    return squared, sum(squared.values(), torch.zeros(len(like), dtype=torch.float64, device=like.device))
+
+
+def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> list[Tensor]:
+    """(rows,) squared sizes of what may cancel: autograd's rounding grows with them.
+
+    In products over time, and between the rows of one person.
+    """
+    products = [grad for grad in rows.values() if isinstance(grad, OuterProductGrad) and grad.time > 1]
+    lengths = [grad.squared_lengths for grad in products]
+    return lengths if persons is None else [*lengths, squared_norms(rows, losses)[1]]
+
+
+def _not_finite(norms: Tensor) -> Tensor | None:
+    """(records,) which of these are not finite; None for none. Nearly always, their sum decides."""
+    if math.isfinite(float(norms.sum())):
+        return None
+    broken = ~torch.isfinite(norms)
+    return broken if bool(broken.any()) else None
+
+
+def _rows_of(is_chosen: Tensor, persons: Persons | None) -> Sequence[int]:
+    return is_chosen.nonzero()[:, 0].tolist() if persons is None else persons.rows_of(is_chosen)
+
+
+def weighted_sums(
+    grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
+) -> list[Tensor]:
+    """Σ factor·gradient by each parameter, 64-bit. factor: (records,) 64-bit"""
+    return [
+        grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)
+        for k, p in enumerate(parameters)
+    ]
+
+
+def _is_in_16_bits(losses: Tensor) -> bool:
+    """Whether any gradient of activations has 16 bits."""
+    metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
+    return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)
+
+
+__all__ = ["AUDIT_EVERY", "Ghost"]

@@ -1,0 +1,90 @@
+"""The plan that a config is trained under: its own, a saved one, that of a run to resume, or one for several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import EpsilonsError, InputError, PlanError
+from ..ledger.plan_folder import PlanFolder
+from ..planning import Plan
+from .prepare import Prepared
+
+#: What the runs of one plan have in common, besides the numbers that were computed.
+COMMON = ("strategy", "options", "accountant", "adjacency", "runs", "steps", "batch_size", "groups")
+#: Another version of a library may move the last digits of a computed plan.
+OTHER_VERSIONS = 1e-3
+
+
+def saved_plan(path: Path) -> Plan | PlanFolder:
+    """The plan in this file, or in this folder, which counts its runs."""
+    return PlanFolder(path) if path.is_dir() else Plan.load(path)
+
+
+def plan_of(
+    prepared: Prepared,
+    config_folder: Path,
+    run_dirs: list[Path],
+    saved: Path | None,
+    resume: bool = False,
+    makes_folder: bool = True,
+) -> Plan | PlanFolder:
+    """The plan of the run that continues, or the plan in --plan, or the config's.
+
+    makes_folder  False for a dry run, which makes no folder that counts runs
+    """
+    if resume:
+        return _plan_of_run(run_dirs)
+    if saved is not None:
+        return saved_plan(saved)
+    made, folder = prepared.plan(), prepared.config.privacy.plan_folder
+    if folder is None or not (makes_folder or (config_folder / folder / "plan.json").is_file()):
+        return made
+    return _counted_plan(made, config_folder / folder)
+
+
+def _plan_of_run(run_dirs: list[Path]) -> Plan:
+    for run_dir in run_dirs:
+        if (run_dir / "plan.json").is_file():
+            return Plan.load(run_dir / "plan.json")
+    folder = run_dirs[0] if len(run_dirs) == 1 else run_dirs[0].parent
+    raise InputError(
+        f"{folder} holds no run to continue. Name the folder of the run with --run-dir, or leave out --resume to "
+        "start a run there."
+    )
+
+
+def _counted_plan(made: Plan, path: Path) -> PlanFolder:
+    """The plan's folder, made by the first run. Raises PlanError if it holds another plan than the config asks for."""
+    if not (path / "plan.json").is_file():
+        return PlanFolder.create(path, made)
+    folder = PlanFolder(path)
+    others = [name for name in COMMON if getattr(folder.plan, name) != getattr(made, name)]
+    if not others and not _same_table(folder.plan, made):
+        others = ["rates, clip norms or noise"]
+    if others:
+        raise PlanError(
+            f"The plan in {path} is another than the config asks for: {', '.join(others)}. The runs of one plan have "
+            "one table: model, loss and optimizer may differ between them. Restore these settings in the config."
+        )
+    return folder
+
+
+def _same_table(one: Plan, other: Plan) -> bool:
+    names = ("steps", "sample_rate", "clip_norm", "weight", "noise_std", "expected_batch")
+    return len(one.phases) == len(other.phases) and all(
+        np.allclose(getattr(a, name), getattr(b, name), rtol=OTHER_VERSIONS, atol=0)
+        for a, b in zip(one.phases, other.phases, strict=True)
+        for name in names
+    )
+
+
+def differences_from_config(plan: Plan, prepared: Prepared) -> str:
+    """What the plan of a run and that of its config differ in. The config's plan is not needed, so it may fail."""
+    try:
+        other = prepared.plan()
+    except EpsilonsError:
+        return "one that cannot be made"
+    names = ("strategy", "options", "accountant", "steps", "batch_size", "runs", "clip_norm", "epsilons", "counts")
+    return ", ".join(name for name in names if not np.array_equal(getattr(plan, name), getattr(other, name)))

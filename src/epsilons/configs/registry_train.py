@@ -1,0 +1,247 @@
+"""A run of `epsilons train` that is charged to a registry: who takes part, their budgets, its reservation."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..budgets.budgets import Budgets
+from ..budgets.ids import BLANKS, Rule
+from ..core.disclosure import how_many
+from ..core.mechanism import IntArray
+from ..errors import InputError, RegistryError, RegistryRefusedError
+from ..ledger.run_folder import RunFolder
+from ..planning import Plan
+from ..registry import Accounts, Registry, Reservation, pending
+from ..registry.reservation import Keeper, roster_digest
+from ..training.distributed import Ranks
+from .config import Config
+from .config_training import ROSTER
+
+# -- Open a registry for a command: its URL, which may hold a password, is in no message
+
+#: What comes after a settlement.
+NEXT = "Next: epsilons registry verify URL; then epsilons registry export URL -o FILE, to keep FILE elsewhere."
+
+
+@contextmanager
+def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None) -> Iterator[Registry]:
+    """An open registry. Errors of its database become RegistryError."""
+    from ..registry import Registry  # which takes a second, and --help needs none
+
+    with _translating(), Registry(url, pepper, spelling) as registry:
+        yield registry
+
+
+@contextmanager
+def created(url: str, pepper: Path | None, spelling: Sequence[str] | None = None) -> Iterator[Registry]:
+    """A new registry. Errors of its database become RegistryError."""
+    from ..registry import Registry
+
+    with _translating(), Registry.create(url, pepper, spelling) as registry:
+        yield registry
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, sqlite3.Error) or type(error).__module__.partition(".")[0] == "psycopg":
+            # The text of the error may repeat the URL or a row.
+            raise RegistryError(
+                f"The registry's database failed ({type(error).__name__}). Nothing was changed by this command, or "
+                "all of it: repeat it."
+            ) from None
+        raise
+
+
+def id_of(person: str | None) -> str:
+    """The id on the command line, or the first line of the standard input. Raises InputError for an empty one."""
+    text = (sys.stdin.readline() if person == "-" else person or "").strip(BLANKS)
+    if not text:
+        raise InputError("--person needs an id of a person. With --person - it is read from the standard input.")
+    return text
+
+
+# -- A run of `epsilons train` that is charged to a registry: who takes part, their budgets, its reservation
+
+#: The environment variable with the URL of the registry, for configs with a section [registry].
+VARIABLE = "EPSILONS_REGISTRY"
+
+
+@dataclass
+class _Elsewhere:
+    """The registry of another rank: only rank 0 speaks with the database."""
+
+    id: str
+
+    def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None:
+        raise RegistryError("Only rank 0 begins a run.")
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None:
+        raise RegistryError("Only rank 0 settles a run.")
+
+    def leavers(self, numbers: IntArray) -> IntArray:
+        raise RegistryError("Only rank 0 asks who left.")
+
+
+@dataclass
+class Members:
+    """The people of one run, and its reservation. On ranks other than 0 there is no registry.
+
+    id        of the registry
+    share     of what people have left
+    resumed   (name of the run in the registry, its plan), of a run that continues
+    begins    True for a run to resume of which nothing had begun: it is planned, reserved and begins now
+    left_out  how many are left out, in words by the rule of 20; None if none
+    rule      how ids are made equal, in the registry and the files
+    """
+
+    id: str
+    registry: Registry | None
+    ranks: Ranks
+    share: float
+    project: str
+    resumed: tuple[str, Plan] | None = None
+    begins: bool = False
+    left_out: str | None = None
+    rule: Rule = ()
+    _accounts: Accounts | None = field(default=None, init=False)
+    _numbers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
+
+    def choose(self, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        """(people,) who takes part, and the budgets of these. Raises RegistryRefusedError."""
+        found = None
+        with self.ranks.collective("reading the registry"):
+            if self.registry is not None:
+                found = self._again(self.registry, ids) if self.resumed else self._new(self.registry, ids)
+        chosen = self.ranks.broadcast(found)
+        assert chosen is not None
+        out = int((~chosen[0]).sum())
+        if out and not self.resumed:
+            self.left_out = (
+                f"{how_many(out, len(ids))} persons are left out: they withdrew, or have nothing left of their "
+                f"lifetime budgets. {ROSTER}"
+            )
+        return chosen
+
+    def _new(self, registry: Registry, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        accounts = registry.account(ids)
+        takes_part = accounts.can_take_part
+        if not takes_part.any():
+            raise RegistryRefusedError("All people of these data withdrew, or have nothing left to spend.")
+        self._accounts = accounts.subset(takes_part)
+        self._numbers = self._accounts.numbers
+        return takes_part, self._accounts.budgets(self.share)
+
+    def _again(self, registry: Registry, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        assert self.resumed is not None
+        takes_part, budgets = registry.again(self.resumed[0], self.resumed[1], ids)
+        self._numbers = registry.numbers(budgets.ids)
+        return takes_part, budgets
+
+    def states(self, ids: list[str]) -> npt.NDArray[np.int64]:
+        """(people,) of different ids: 0 can take part, 1 withdrew, 2 has nothing left; −1 has no account."""
+        found = None
+        with self.ranks.collective("reading the registry"):
+            if self.registry is not None:
+                found = self.registry.are_enrolled(ids).astype(np.int64) - 1
+                known = np.flatnonzero(found == 0)
+                if len(known):
+                    accounts = self.registry.account([ids[i] for i in known])
+                    found[known] = np.where(accounts.withdrawn, 1, np.where(accounts.can_take_part, 0, 2))
+        out = self.ranks.broadcast(found)
+        assert out is not None
+        return out
+
+    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
+        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
+        return np.asarray(self.states(ids) == 1)
+
+    @contextmanager
+    def reserved(self, folder: Path, plan: Plan, budgets: Budgets) -> Iterator[Reservation]:
+        """The reservation of this run. It is given back if the body fails before the run has begun."""
+        own = self.resumed[0] if self.resumed else f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        run = self.ranks.broadcast(own)
+        keeper: Keeper = self.registry or _Elsewhere(self.id)
+        try:
+            with self.ranks.collective("reserving"):
+                if self.registry is not None and not self.resumed:
+                    self._reserve(self.registry, run, folder, plan, budgets)
+            yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
+        except BaseException:
+            if self.registry is not None and not self.resumed:
+                pending.forget(self.registry, folder, run)
+            raise
+        if self.registry is not None:
+            pending.remove(folder)
+
+    def _reserve(self, registry: Registry, run: str, folder: Path, plan: Plan, budgets: Budgets) -> None:
+        assert self._accounts is not None
+        pending.note(folder, registry.id, run)
+        registry.reserve(run, plan, self._accounts, budgets=budgets, project=self.project)
+
+
+@contextmanager
+def members_of(
+    url: str | None, pepper: Path | None, config: Config, folder: Path, resume: bool, ranks: Ranks
+) -> Iterator[Members | None]:
+    """The people of the run in `folder`, by the registry that it is charged to; None for a run without one.
+
+    Raises InputError if URL, config and the run to resume do not fit together.
+    """
+    section, (stored, noted) = config.registry, ranks.broadcast(_known(folder) if resume else (None, None))
+    known = stored or noted
+    is_without = known is None and RunFolder(folder).settings.is_file()
+    if resume and (is_without if url else known is not None):
+        raise InputError(
+            "The run began without a registry; leave out --registry."
+            if is_without
+            else f"The run is charged to a registry. Give its URL: --registry URL, or set {VARIABLE}."
+        )
+    if url is None:
+        if section is not None:
+            raise InputError(
+                f"The config has a section [registry]. Give the registry's URL: --registry URL, or set {VARIABLE}."
+            )
+        yield None
+        return
+    share, project = (None, "") if section is None else (section.share, section.project)
+    if share is None and stored is None:
+        raise InputError(
+            "Say which part of what people have left this run may use: --share 0.25, or [registry] share. 1 leaves "
+            "nothing for later runs."
+        )
+    with ExitStack() as stack:
+        with ranks.collective("opening the registry"):
+            registry = stack.enter_context(opened(url, pepper, config.data.ids)) if ranks.is_main else None
+            if registry is not None and known is not None and known["id"] != registry.id:
+                raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
+            if registry is not None and resume and stored is None:
+                pending.give_back(registry, folder)
+        resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
+        id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
+        yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None, rule=rule)
+
+
+def _known(folder: Path) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+    """What run.json says about the registry, or what is noted of a run without a ledger."""
+    noted = pending.noted(folder)
+    return (stored_registry(folder) if noted is None else None), noted
+
+
+def stored_registry(folder: Path) -> dict[str, str] | None:
+    """What run.json says about the registry."""
+    run = RunFolder(folder)
+    found: Any = run.read_settings().get("registry") if run.settings.is_file() else None
+    return found if isinstance(found, dict) and {"id", "run"} <= set(found) else None

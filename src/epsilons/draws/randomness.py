@@ -1,0 +1,332 @@
+"""Every coin and every noise value, as a function of (key, phase, step).
+
+Replaying a step under the same key gives the same draw and the same noise: the same release, not a second one.
+A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and read from a source:
+
+    philox   NumPy's Philox4x64-10 counter generator under a 128-bit subkey (Salmon et al., SC 2011)
+    secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`; each normal is half the
+             sum of four, so that the floating-point result does not reveal which uniforms it was made
+             of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
+
+Words become normal values as described in `normals`. The noise of a step is made in blocks, each from a stream of its
+own, by one thread or several: its bits do not depend on how many.
+
+To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError, named
+from ..ledger.run_folder import KEY_BYTES
+
+# -- Standard normal values from uniform 64-bit words, by the transform of Box and Muller, vectorised
+
+#: The values that are made together: few enough for the cache, and enough to hide what a call costs.
+BLOCK = 2**16
+SECTORS = 1024
+
+Words = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.float64]
+
+
+def _table() -> tuple[Values, Values]:
+    """(SECTORS,) cosine and sine of the middle of each sector, from a quarter of the wave: exact on the axes."""
+    quarter = np.sin(2 * np.pi / SECTORS * np.arange(SECTORS // 4 + 1))
+    half = np.concatenate([quarter[:-1], quarter[:0:-1]])
+    sine = np.concatenate([half, -half])
+    return np.roll(sine, -SECTORS // 4), sine
+
+
+_COSINE, _SINE = _table()
+
+
+def fill(words: Words, values: Values) -> None:
+    """Fill `values` (count,) with standard normal values from words (2 · pairs,), with pairs = ⌈count / 2⌉.
+
+    words  uniform and independent; they are overwritten
+    """
+    pairs = len(words) // 2
+    radius, angle, square, cosine, sine, turned = np.empty((6, pairs))
+    sector = np.empty(pairs, dtype=np.int64)
+    first, second = values[:pairs], values[pairs:]
+    _radius(words[:pairs], radius)
+    np.bitwise_and(words[pairs:], np.uint64(SECTORS - 1), out=sector.view(np.uint64))
+    _position(words[pairs:], angle)
+    # The middle of the sector, at the radius.
+    x, y = np.take(_COSINE, sector), np.take(_SINE, sector)
+    x *= radius
+    y *= radius
+    _cosine_and_sine(angle, square, cosine, sine)
+    # Both turned by the position in the sector.
+    np.multiply(x, cosine, out=first)
+    np.multiply(y, sine, out=turned)
+    first -= turned
+    y *= cosine
+    x *= sine
+    y += x
+    second[:] = y[: len(second)]
+
+
+def _radius(words: Words, radius: Values) -> None:
+    """√(−2 ln u), u = (the first 63 bits of the word + 1)·2⁻⁶³."""
+    np.right_shift(words, np.uint64(1), out=words)
+    radius[:] = words.view(np.int64)
+    radius += 1.0
+    radius *= 2.0**-63
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+
+
+def _position(words: Words, angle: Values) -> None:
+    """The angle from the middle of a sector, from the first 53 bits of the word as a signed number."""
+    signed = words.view(np.int64)
+    np.right_shift(signed, 11, out=signed)
+    angle[:] = signed
+    angle *= 2 * np.pi / SECTORS * 2.0**-53
+
+
+def _cosine_and_sine(angle: Values, square: Values, cosine: Values, sine: Values) -> None:
+    """Taylor's series to the fifth order: for angles up to π/1024 the rest is below 2·10⁻¹⁸."""
+    np.multiply(angle, angle, out=square)
+    np.multiply(square, 1 / 24, out=cosine)
+    cosine -= 1 / 2
+    cosine *= square
+    cosine += 1.0
+    np.multiply(square, 1 / 120, out=sine)
+    sine -= 1 / 6
+    sine *= square
+    sine += 1.0
+    sine *= angle
+
+
+# -- Every coin and every noise value, as a function of (key, phase, step)
+
+#: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
+COIN_BITS = 53
+
+
+class Stream(Protocol):
+    """An endless sequence of independent values, always the same from its beginning."""
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        """(count,) uniform 64-bit integers."""
+
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        """Overwrite (count,) values with standard normal ones, 64-bit."""
+
+
+class _Key(np.random.bit_generator.ISeedSequence):
+    """Gives Philox its key. np.random.Philox(key=…) is slower: it first makes a seed that it does not use."""
+
+    def __init__(self, subkey: bytes) -> None:
+        self._words = np.frombuffer(subkey[:16], dtype="<u8")
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        """The key: two words of 64 bits, which is what Philox asks for."""
+        if n_words != len(self._words) or dtype is not np.uint64:
+            raise InputError(f"This version of numpy ({np.__version__}) gives Philox other keys. Install another one.")
+        return self._words
+
+
+class _Philox:
+    def __init__(self, subkey: bytes) -> None:
+        self._bits = np.random.Philox(_Key(subkey))  # type: ignore[arg-type]  # its annotation has SeedSequence only
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        return self._bits.random_raw(count).astype(np.uint64, copy=False)
+
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        fill(self.integers(len(values) + len(values) % 2), values)
+
+
+class _ChaCha20:
+    def __init__(self, subkey: bytes) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        except ImportError:
+            raise InputError(
+                'randomness="secure" needs the package cryptography: pip install "cryptography>=42".'
+            ) from None
+        # Every subkey is used for one stream only, so the nonce may be constant.
+        self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        words = np.empty(count, dtype="<u8")
+        self._keystream.update_into(bytes(8 * count), words.view(np.uint8).data)
+        return words.astype(np.uint64, copy=False)
+
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        """Half the sums of four normals each, of two pairs that no other value is made of."""
+        for start in range(0, len(values), BLOCK // 4):
+            part = values[start : start + BLOCK // 4]
+            four = np.empty((4, len(part)))
+            fill(self.integers(four.size), four.reshape(-1))
+            np.sum(four, axis=0, out=part)
+            part /= 2
+
+
+SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """All randomness of one run.
+
+    key     32 secret bytes
+    source  a name in SOURCES
+    seeded  True if the key was given, or derived from a seed: a person may know it
+
+    Raises InputError for an unknown source.
+    """
+
+    key: bytes
+    source: str = "philox"
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        named(SOURCES, self.source, "source of randomness")
+
+    @classmethod
+    def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:
+        """A key from the operating system; for experiments, a key derived from `seed` alone, or `key`."""
+        if seed is not None and key is not None:
+            raise InputError("Got seed= and key=, and each of them determines the run's key. Leave one out.")
+        if key is not None:
+            return cls(_checked(key), source, seeded=True)
+        if seed is None:
+            return cls(secrets.token_bytes(KEY_BYTES), source)
+        return cls(key_from_seed(seed), source, seeded=True)
+
+    def bound_to(self, run: str) -> Randomness:
+        """A key that depends on this text, too; for the run that the text describes."""
+        return Randomness(self._subkey("run", run), self.source, self.seeded)
+
+    def renewed(self, epoch: int, history: str = "") -> Randomness:
+        """Another key for the same run: from the operating system, or, for a seeded run, derived from the first.
+
+        history  text about the run's past and its settings: copies of one run that continue differently must not get
+                 the same key
+        """
+        if not self.seeded:
+            return Randomness.fresh(None, self.source)
+        return Randomness(self._subkey("epoch", epoch, history), self.source, seeded=True)
+
+    @property
+    def label(self) -> str:
+        """The name of the randomness in the guarantee."""
+        return "seeded" if self.seeded else self.source
+
+    @property
+    def commitment(self) -> str:
+        """A public hash of the key; the key cannot be found from it."""
+        return hashlib.blake2b(b"commitment", key=self.key, digest_size=32).hexdigest()
+
+    def coins(self, phase: int, step: int, records: int) -> npt.NDArray[np.uint64]:
+        """(records,) one uniform integer below 2**53 per record, by the record's index."""
+        return self.stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
+
+    def noise(self, phase: int, step: int, count: int, threads: int = 1) -> npt.NDArray[np.float64]:
+        """(count,) standard normal values for one update; the same for any number of threads."""
+        values = np.empty(count)
+
+        def fill(start: int) -> None:
+            stream = self.stream("noise", phase, step, start // BLOCK)
+            stream.fill_with_normals(values[start : start + BLOCK])
+
+        _for_each(range(0, count, BLOCK), fill, threads)
+        return values
+
+    def seed(self, purpose: str, *address: int) -> int:
+        """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
+        return _as_seed(self._subkey(purpose, *address))
+
+    def seeds(self, purpose: str, *address: int, endings: Iterable[str]) -> Iterator[int]:
+        """One seed for each ending: `seed(purpose, *address, 7, 1)` for "7/1". The beginning is hashed once."""
+        begun = hashlib.blake2b(_name(purpose, *address, ""), key=self.key, digest_size=32)
+        for ending in endings:
+            whole = begun.copy()
+            whole.update(ending.encode())
+            yield _as_seed(whole.digest())
+
+    def stream(self, purpose: str, *address: int) -> Stream:
+        """The stream with this name, from its beginning; every name must be used for one purpose only."""
+        return SOURCES[self.source](self._subkey(purpose, *address))
+
+    def _subkey(self, purpose: str, *address: int | str) -> bytes:
+        return hashlib.blake2b(_name(purpose, *address), key=self.key, digest_size=32).digest()
+
+    def __repr__(self) -> str:
+        return f"Randomness({self.label})"
+
+
+def _name(purpose: str, *address: int | str) -> bytes:
+    return "/".join([purpose, *map(str, address)]).encode()
+
+
+def _as_seed(subkey: bytes) -> int:
+    return int.from_bytes(subkey[:8], "little") >> 1
+
+
+def _for_each(items: Sequence[int], work: Callable[[int], None], threads: int) -> None:
+    """Do the work for every item; by threads that end with this call, unless one is enough."""
+    if min(threads, len(items)) <= 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        for _ in pool.map(work, items):  # raises what the work raised
+            pass
+
+
+@cache
+def sample_hash(source: str) -> str:
+    """A hash of a block of this source's noise under a key that everyone knows.
+
+    The logarithm's last bit depends on NumPy's version and on the processor. A run that is resumed where this hash is
+    another one gets a new key: otherwise the same sum could be released twice, with noise that differs by rounding.
+    """
+    values = Randomness(bytes(KEY_BYTES), source).noise(0, 0, BLOCK)
+    return hashlib.blake2b(values.data, digest_size=16).hexdigest()
+
+
+def key_from_seed(seed: int) -> bytes:
+    """32 bytes that depend on the seed alone, for make_private(key=…): several runs then share coins and noise.
+
+    It gives no guarantee: anyone can compute it, and in the difference of two sums the shared noise cancels. For tests,
+    comparisons of methods under equal coins, and replays on data with one record changed.
+
+    >>> len(key_from_seed(0)), key_from_seed(0) == key_from_seed(1)
+    (32, False)
+    """
+    return hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def _checked(key: object) -> bytes:
+    if not isinstance(key, bytes):
+        raise InputError(f"key= takes {KEY_BYTES} bytes; got a {type(key).__name__}.")
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"key= takes {KEY_BYTES} bytes; got {len(key)}. For instance: secrets.token_bytes({KEY_BYTES})."
+        )
+    return key
+
+
+def thresholds(rates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """A record is drawn if its coin is below: rate·2**53 rounded down, so that none is drawn more often than planned.
+
+    >>> thresholds([0.0, 0.5, 1.0]).tolist() == [0, 2**52, 2**53]
+    True
+    """
+    return np.floor(np.asarray(rates, dtype=np.float64) * 2.0**COIN_BITS).astype(np.uint64)

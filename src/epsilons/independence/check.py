@@ -1,0 +1,219 @@
+"""The batch-independence check of one physical batch, in its altered forms; nothing is learnt from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.modules import named_modules
+from ..draws.batches import Gathered, sizes_of
+from . import collation, comparison, messages
+from .collation import Collated
+from .comparison import Reference
+from .fixed_draws import Coins, Variant, Variants
+from .states import Mixed, Rows
+from .watch import OperatorWatch, Read, Watched
+
+# -- Forward passes that write to their model: values computed from the data would enter it without clipping or
+# noise
+
+#: Numbers in attributes of modules, by module and name.
+Numbers = dict[tuple[nn.Module, str], float]
+
+
+def contents(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all tensors that a model keeps: parameters, buffers, and plain attributes outside any graph."""
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.requires_grad:
+                tensors[f"{name}.{attribute}".strip(".")] = value
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:
+    """Refuse a model that a forward pass wrote to, by whatever way. Raises UnsupportedLayerError."""
+    after = contents(model)
+    changed = [
+        name
+        for name in sorted({*before, *after})
+        if name not in before
+        or name not in after
+        or before[name].shape != after[name].shape
+        or not torch.allclose(before[name], after[name], rtol=0.0, atol=0.0, equal_nan=True)
+    ]
+    if changed:
+        raise messages.writes(changed)
+
+
+def numbers_in(model: nn.Module) -> Numbers:
+    return {
+        (module, name): value
+        for _, module in named_modules(model)
+        for name, value in vars(module).items()
+        if type(value) in (int, float)
+    }
+
+
+@contextmanager
+def set_to(numbers: Numbers) -> Iterator[None]:
+    """Set these attributes inside. Afterwards they are as before."""
+    before = {(module, name): getattr(module, name) for module, name in numbers}
+    try:
+        for (module, name), value in numbers.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)
+
+
+# -- The batch-independence check of one physical batch, in its altered forms; nothing is learnt from them
+
+
+def is_due(step: int) -> bool:
+    """True for steps 0, 1, 10, 100, 1000, …"""
+    return step == 0 or 10 ** round(math.log10(step)) == step
+
+
+class IndependenceCheck:
+    """The check of one physical batch.
+
+        for variant, batch in check.forms():
+            losses = …  # the caller's code
+            check.stop()
+            check.observe(losses)
+
+    gathered     its records, to be put together in other ways; watched while a collate function does so
+    count        how many records it holds
+    most         how many a physical batch can hold
+    step         of the run
+    is_thorough  whether any two records are to be separated where operators do not show everything
+    fewest       how many records a form holds at least, by copies, if there are several
+    earlier      numbers in attributes that were other ones before in the same draw
+    """
+
+    def __init__(
+        self,
+        gathered: Gathered,
+        count: int,
+        most: int,
+        step: int,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        is_thorough: bool = False,
+        fewest: int = 1,
+        earlier: Numbers | None = None,
+    ) -> None:
+        is_collated = gathered.name is not None and count > 1
+        self.gathered = collation.check_collate(gathered, step, count) if is_collated else gathered
+        lengths = [1] * count if gathered.records is None else sizes_of(gathered.records)
+        self._variants = Variants(count, most, step, lengths, fewest)
+        self.varies, self.saw_other_lengths = self._variants.varies, False
+        self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
+        self._coins, self._earlier = Coins(step), earlier or {}
+        self._contents = contents(model)
+        self._watch = OperatorWatch(count)
+        self._variant: Variant | None = None  # the form at hand, with its shapes and what its collate function did
+        self._shapes: list[Any] = []
+        self._collated: Collated | None = None
+        self._reference: Reference | None = None
+        self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
+        self.shows_records = False  # whether the operators show that losses depend on records
+
+    def forms(self) -> Iterator[tuple[Variant, Any]]:
+        """(form, its batch), watched from here on. At the end, raises what `observe` raises.
+
+        The forms that come later may depend on the losses of those before.
+        """
+        gathered, variants, count = self.gathered, self._variants, self._variants.count
+        whole, name = gathered.calm(range(count)), gathered.name
+        kept = variants.halves[0]
+        other = gathered.calm(variants.exchanged(kept)) if name is not None and count > 1 else None
+        axes = collation.axes_of_records(whole, other, kept, count)
+
+        def begun(variant: Variant) -> tuple[Variant, Any]:
+            self.stop()  # if another thread handed over the losses
+            batch = gathered.calm(variant.rows)
+            if name is not None:
+                self._collated = collation.compare(whole, batch, variant, count, name)
+                self.saw_other_lengths |= self._collated.lengths is not None
+            self._variant, self._shapes = variant, collation.shapes_of(batch)
+            self._watch = OperatorWatch(len(variant.rows), self._coins)
+            constants = [*self._model.parameters(), *self._model.buffers(), *self._parameters]
+            self._watch.begin(collation.with_axes(batch, axes, len(variant.rows)), constants)
+            return variant, batch
+
+        yield from map(begun, variants)
+        if self._earlier:
+            with set_to(self._earlier):
+                yield begun(Variant(range(count), range(count), range(count), "earlier"))
+        self.stop()
+        self._conclude()
+
+    def stop(self) -> None:
+        """Watch no more: the forward pass of this form is over, or the loop was left."""
+        self._watch.end()
+
+    def has_gradients(self) -> None:
+        """A foreign loop has called backward for the form at hand."""
+        self._watch.has_gradients()
+
+    def observe(self, losses: Tensor) -> None:
+        """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
+        variant, watched, reference = self._variant, self._watch.of(losses), self._reference
+        assert variant is not None
+        self._check_operators(watched)
+        self._reads += [(read, watched.produced) for read in watched.reads]
+        if reference is None:
+            check_contents(self._contents, self._model)
+            self._begin(losses, watched)
+            return
+        is_padded = self._shapes != reference.shapes  # records have another length in this form
+        difference = (
+            comparison.difference(reference.watched, watched) if variant.kind == "resized" and not is_padded else None
+        )
+        if difference is not None:
+            raise messages.depends_on_number(*difference, reference.watched.records, watched.records)
+        if not reference.has_same_losses(variant, losses, watched, is_padded):
+            is_moved = self._collated is not None and self._collated.is_moved
+            collated = self._collated if is_padded or is_moved else None
+            raise messages.moved("losses", variant.kind, collated, self._model)
+        if not reference.has_same_gradient(variant, losses, self._parameters):
+            raise messages.moved("gradients", variant.kind, self._collated, self._model)
+
+    def _begin(self, losses: Tensor, watched: Watched) -> None:
+        self.shows_records = isinstance(watched.losses, Rows)
+        is_open = not isinstance(watched.losses, Rows) or any(read.at < watched.produced for read in watched.reads)
+        if is_open and self._is_thorough and self._variants.count > 2:
+            self._variants.separate_all()
+        self._reference = Reference.of(losses, watched, self._shapes, self._step)
+        # Padding may move a loss by less than rounding does in a model that has learnt nothing yet; gradients show it.
+        shortest = [[self._variants.shortest]] if self.varies else []
+        for kept in [*self._variants.halves, *shortest]:
+            self._reference.keep_gradient(losses, kept, self._parameters)
+
+    def _check_operators(self, watched: Watched) -> None:
+        losses, records = watched.losses, watched.records
+        if records > 1 and isinstance(losses, Mixed):
+            raise messages.mixed_losses(losses, self._model)
+        is_whole = isinstance(losses, Rows) and losses.count == records > 1
+        if is_whole and losses != Rows(0, 1, 0, records):
+            raise messages.unordered_losses(self._model)
+
+    def _conclude(self) -> None:
+        """Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError."""
+        check_contents(self._contents, self._model)
+        outcomes: dict[str, set[str]] = {}
+        for read, _ in self._reads:
+            outcomes.setdefault(read.line, set()).add(read.value)
+        for read, produced in self._reads:
+            if read.at >= produced or (read.is_truth and len(outcomes[read.line]) > 1):
+                continue  # the losses do not depend on it; or both outcomes gave the same losses
+            if read.is_decision:
+                raise messages.decision(read)

@@ -1,0 +1,148 @@
+"""What is refused, and what is said then: the cause, its line, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..errors import BatchDependenceError, UnsupportedLayerError
+from .states import Mixed
+
+if TYPE_CHECKING:
+    from .collation import Collated
+    from .watch import Read, Step
+
+WAY_OUT = "Or set Performance(max_physical_batch=1), which computes every record alone."
+
+_ALTERED = {
+    "exchanged": "Exchanging some records of a physical batch moved the {} of others",
+    "resized": "Leaving out some records of a physical batch, or adding copies, moved the {} of others",
+    "copied": "Adding copies of the only record of a physical batch moved its {}",
+    "alone": "Leaving out all others of a physical batch moved the {} of the one that was left",
+    "earlier": "Setting numbers in attributes of modules to what they were before in a draw moved the {} of records",
+}
+
+
+def mixed_losses(losses: Mixed, model: nn.Module) -> BatchDependenceError:
+    operator = losses.cause.operator
+    advice = _time_first(model) or (
+        "Use a norm within each record, e.g. nn.GroupNorm."
+        if "batch_norm" in operator
+        else "Compute along a record's own dimensions, or with constants fixed beforehand."
+    )
+    return BatchDependenceError(
+        f"The losses of a physical batch depend on one another: {losses.cause} computes across records, so no "
+        f"gradient can be clipped alone. {advice} {WAY_OUT}"
+    )
+
+
+def other_batch() -> BatchDependenceError:
+    return BatchDependenceError(
+        "The losses do not depend on the batch that the loop was handed, or depend on the batch before, which they did "
+        "not in checks (private.is_check). Compute the losses of every batch from that batch alone, as in checks."
+    )
+
+
+def unordered_losses(model: nn.Module) -> BatchDependenceError:
+    return BatchDependenceError(
+        "The losses are not in the order of the records in the physical batch, so each would be clipped by "
+        f"another record's clip norm. {_time_first(model) or 'Return one loss per record, in order.'} {WAY_OUT}"
+    )
+
+
+def depends_on_number(step: Step, difference: str, one: int, other: int) -> BatchDependenceError:
+    where = f" at {step.line}" if step.line else ""
+    return BatchDependenceError(
+        f"The losses depend on the number of records in the physical batch: the operator {step.operator}{where} "
+        f"{difference} ({one} and {other} records). That number changes with every record, and is not public. Use "
+        "a constant, e.g. the plan's expected batch; private.step() takes the average."
+    )
+
+
+def decision(read: Read) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"The code at {read.line} decides by values of several records what is computed next, so one "
+        "record can move the losses of others, and this check saw one outcome only. Decide per record "
+        f"with torch.where, or after the backward pass. {WAY_OUT}"
+    )
+
+
+def moved(what: str, kind: str, collated: Collated | None, model: nn.Module) -> BatchDependenceError:
+    """Losses or gradients of the kept records differ between two forms. collated: what may be its cause."""
+    same = "Computing the same records of a physical batch again moved the {} of some"
+    start = f"{_ALTERED.get(kind, same).format(what)}, so no gradient can be clipped alone."
+    if collated is not None and collated.lengths is not None:
+        return BatchDependenceError(
+            f"{start} Your collate function {collated.name} pads {collated.lengths[0]} → {collated.lengths[1]}, and "
+            "the model or the loss reads the padding: mask it (attention_mask, packed sequences, a mean over the "
+            f"record's own length), or pad all records to one length. {WAY_OUT}"
+        )
+    if collated is not None and collated.is_moved:
+        return collate_changes(collated.name)
+    if kind == "earlier":
+        return BatchDependenceError(
+            f"{start} The loop changes them with every batch, such as a counter, and how many batches a draw has is "
+            "private. Set them in a function that is given to private.on_update, from private.updates."
+        )
+    if kind == "as it is":
+        return BatchDependenceError(
+            f"{start} Usual causes: state that a forward pass leaves for the next one, or random numbers from "
+            "another source than torch."
+        )
+    causes = _time_first(model) or (
+        "Usual causes: a layer, loss or collate function that combines records (normalisation, MixUp, division by "
+        "their number, unmasked padding) or reads them as time (batch_first=True), a reshape that joins records, "
+        f"state that a forward pass leaves, or random numbers from another source than torch. {WAY_OUT}"
+    )
+    return BatchDependenceError(f"{start} {causes}")
+
+
+def collate_computes(name: str, state: Mixed) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"Your collate function {name} computes across records, by {state.cause}, so no gradient can be "
+        f"clipped alone. Compute with one record at a time, or with constants fixed beforehand. {WAY_OUT}"
+    )
+
+
+def collate_decides(name: str, read: Read) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"Your collate function {name} decides by values of several records what it does with all, at "
+        f"{read.line}, so one record can move the losses of others. Decide for each record alone. {WAY_OUT}"
+    )
+
+
+def collate_is_not_repeatable(name: str) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"Your collate function {name} makes another batch of the same records when it is called again, so it cannot "
+        "be seen what one record does to others. Keep no state between calls, and draw from the global generators of "
+        f"torch, NumPy or random: they are seeded for every physical batch. {WAY_OUT}"
+    )
+
+
+def collate_changes(name: str) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"Your collate function {name} gives a record other values, or another place, when it is collated with other "
+        "records. Records must not meet there, and losses must be in the order of the records: each is "
+        "clipped by its own clip norm. Normalise and mix nothing across records, and sort inside the model, or sort "
+        f"the losses back. {WAY_OUT}"
+    )
+
+
+def writes(names: Sequence[str]) -> UnsupportedLayerError:
+    """A forward pass wrote to these tensors of its model."""
+    return UnsupportedLayerError(
+        f"The forward pass changed {', '.join(names[:3])}: values computed from the data enter the model without "
+        "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; replace "
+        "or freeze that layer."
+    )
+
+
+def _time_first(model: nn.Module) -> str:
+    suspects = [
+        f"{name or 'the model'} ({type(module).__name__} without batch_first=True)"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
+    ]
+    return f"Look first at {', '.join(suspects[:3])}: it reads the first dimension as time." if suspects else ""

@@ -1,0 +1,441 @@
+"""Follow a forward pass operator by operator: which record each value depends on, and what the pass asked for.
+
+Below autograd, every computation is a sequence of ATen operators, whatever module, function or `no_grad` it is written
+in (`TorchDispatchMode`). The watch runs each of them and keeps:
+
+* for every storage, which record each of its values depends on (`storage`, `rules`);
+* the sequence of operators with their arguments that are no tensors, and small tensors that are free of records. Two
+  passes over different numbers of records must agree on these, up to sizes that grow with the records;
+* every value that Python reads out of a tensor: a number or a truth value can decide what is computed next.
+
+In checks, random operators draw nothing meanwhile (`fixed_draws`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..core.modules import leave
+from .decisions import Place, decides
+from .fixed_draws import Coins, fixed
+from .rules import result_of
+from .states import (
+    FREE,
+    Call,
+    Cause,
+    Free,
+    Mixed,
+    Rows,
+    Schema,
+    State,
+    Storages,
+    Unknown,
+    is_dense,
+    key_of,
+    schema_of,
+    tensors_in,
+)
+
+# -- Which line of the caller's code is being run: not torch's, not this library's
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
+_INTERNAL = (_TORCH, _LIBRARY, "<frozen")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+#: Files that are on the way of every value out of a tensor.
+_ON_THE_WAY = (
+    _HERE,
+    os.path.join(os.path.dirname(_HERE[: -len(os.sep)]), "mean_losses.py"),
+    "<frozen",
+    f"{_TORCH}overrides.py",
+    f"{_TORCH}_tensor.py",
+    f"{_TORCH}utils{os.sep}_contextlib.py",
+)
+
+
+@cache
+def _is_internal(file: str) -> bool:
+    return file.startswith(_INTERNAL)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    return any(part in file for part in _INSTALLED)
+
+
+def own_frames() -> Iterator[FrameType]:
+    """The caller's own code that is being run, without that of installed packages, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_internal(file) and not _is_installed(file):
+            yield frame
+        frame = frame.f_back
+
+
+def handed_to() -> FrameType | None:
+    """The caller's code that a batch is handed to. Generators that hand it on are not run while it is processed."""
+    passing = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return next((frame for frame in own_frames() if not frame.f_code.co_flags & passing), None)
+
+
+def is_run_by(caller: FrameType) -> bool:
+    """Whether this code is still being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not caller:
+        frame = frame.f_back
+    return frame is not None
+
+
+def caller_line() -> tuple[str, bool]:
+    """(file:line of the code that called, whether it is the caller's own and not torch's or another package's)."""
+    frame: FrameType | None = sys._getframe(1)
+    is_own = True
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_internal(file):
+            return f"{os.path.basename(file)}:{frame.f_lineno}", is_own and not _is_installed(file)
+        is_own = is_own and file.startswith(_ON_THE_WAY)  # torch itself may ask, such as its distributions
+        frame = frame.f_back
+    return "", False
+
+
+# -- Follow a forward pass operator by operator: which record each value depends on, and what the pass asked for
+
+#: Of a tensor that is free of records, so many values are compared between passes; of a larger one, their sum.
+FEW_VALUES = 8
+#: Python reads values out of tensors by these.
+_READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__dlpack__"}
+_READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
+#: So many calls are followed from where a value is read.
+MOST_CALLS = 8
+#: So many results before the losses, of so many values at most, show how exactly the losses can be computed.
+NEAR_THE_LOSSES, MOST_VALUES, MOST_PRODUCTS = 8, 2**20, 2**18
+#: Products; terms may cancel in them, so rounding goes by the sum of the terms' sizes. Some add the first argument.
+_PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that ran on values that depend on records.
+
+    arguments  sizes as they are; of tensors that are free of records, their number of values and those that are
+               compared; everything else but tensors as texts
+    line       of the caller's code
+    """
+
+    operator: str
+    arguments: tuple[int | str | tuple[int, tuple[Any, ...]], ...]
+    line: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that Python read out of a tensor.
+
+    value      its text, or a hash of many
+    is_many    whether it is more than one value
+    is_truth   whether it is one truth value
+    is_exact   whether it is an integer or a truth value
+    state      which records it depends on
+    line       of the code that asked for it
+    places     of that code, and of the calls that led there, innermost first; empty for code of an installed package
+    at         after how many operators
+    """
+
+    value: str
+    is_many: bool
+    is_truth: bool
+    is_exact: bool
+    state: State
+    line: str
+    places: tuple[Place, ...]
+    at: int
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether the caller's code decides by values of several records."""
+        is_one = isinstance(self.state, Rows) and self.state.axis is None
+        is_each = not isinstance(self.state, Mixed)
+        return bool(self.places) and not is_one and decides(self.places, is_each, self.is_exact, self.is_truth)
+
+
+@dataclass
+class Watched:
+    """What one forward pass did.
+
+    records   how many there were
+    steps     its operators on values that depend on records
+    relevant  those of them that the losses depend on
+    reads     of tensors that depend on records
+    produced  how many operators had run when the losses were complete
+    counted   how many of the reads came before the last backward pass of a foreign loop; None: all count
+    losses    which records the losses depend on
+    is_seen   whether the losses were computed while they were watched: not in another thread, for example
+    is_split  whether something was done for one record, or some, apart from others
+    is_coarse whether 16 bits were computed with
+    scale     (records,) the largest magnitude of each record's values shortly before its loss; None if not known
+    """
+
+    records: int
+    steps: list[Step] = field(default_factory=list)
+    relevant: list[Step] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    produced: int = 0
+    counted: int | None = None
+    losses: State = FREE
+    is_seen: bool = False
+    is_split: bool = False
+    is_coarse: bool = False
+    scale: Tensor | None = None
+
+
+class OperatorWatch:
+    """Follows one forward pass. `begin` and `end` may be called in different functions.
+
+    >>> def compute(x):
+    ...     watch = OperatorWatch(records=len(x))
+    ...     watch.begin([(x, 0)], constants=[])
+    ...     losses, centred = (x - 1).sum(1), x - x.mean(0)
+    ...     watch.end()
+    ...     return watch.state(losses), watch.state(centred)
+    >>> losses, centred = compute(torch.ones(3, 2))
+    >>> losses
+    Rows(axis=0, inner=1, first=0, count=3)
+    >>> centred.cause.operator
+    'mean'
+    """
+
+    def __init__(self, records: int, coins: Coins | None = None, is_check: bool = True) -> None:
+        self.watched = Watched(records)
+        self._coins, self._is_check = coins or Coins(0), is_check
+        self._storages = Storages()
+        self._constants: set[int] = set()
+        self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
+        self._modes: list[Any] = []
+        self._caller: FrameType | None = None
+        self._thread = 0
+
+    def begin(
+        self,
+        batch: Sequence[tuple[Tensor, int | None]],
+        constants: Sequence[Tensor],
+        earlier: Sequence[Tensor] = (),
+    ) -> None:
+        """Watch from now on.
+
+        batch      its tensors, each with the axis that its records lie along; None if that is not known
+        constants  tensors that are the same for every number of records, such as parameters
+        earlier    of the batch before
+        """
+        for tensor in earlier:
+            self._storages.put(tensor, Mixed(Cause("that the batch before came from", "")))
+        for tensor, axis in batch:
+            state: State = Unknown(Cause("collate", ""))
+            if axis is not None:
+                records = self.watched.records
+                state = Rows(axis, 1, 0, records) if records > 1 else Rows(None, 1, 0, 1)
+            self._storages.put(tensor, state)
+        self._constants = {key_of(t) for t in constants}
+        self._enter()
+
+    def begin_apart(self, records: Sequence[Sequence[Tensor]]) -> None:
+        """Watch from now on. records: the tensors of each, before they are collated."""
+        for place, tensors in enumerate(records):
+            for tensor in tensors:
+                self._storages.put(tensor, Rows(None, 1, place, 1))
+        self._enter()
+
+    def _enter(self) -> None:
+        self._modes = [_Functions(self), _Operators(self)]
+        self._thread, self._caller = threading.get_ident(), handed_to()
+        for mode in self._modes:
+            mode.__enter__()
+
+    def end(self) -> None:
+        """Watch no more. Modes that the caller's code entered and has not left stay. In another thread, this waits."""
+        if self._thread != threading.get_ident():
+            return  # modes belong to the thread that entered them
+        modes, self._modes, self._caller = self._modes, [], None
+        for mode in reversed(modes):
+            leave(mode)
+
+    def has_gradients(self) -> None:
+        """A foreign loop has called backward: what is read from now on shapes no loss, unless it calls it again."""
+        self.watched.counted = len(self.watched.reads)
+
+    def of(self, losses: Tensor) -> Watched:
+        """What was seen of a forward pass that gave these losses."""
+        watched, made = self.watched, self._storages.steps([losses])
+        watched.losses, watched.is_seen = self.state(losses), key_of(losses) in self._storages.written
+        watched.produced = self._storages.written.get(key_of(losses), 0)
+        watched.reads = watched.reads[: watched.counted]
+        watched.scale = self._scale(losses)
+        watched.relevant = [step for number, step in enumerate(watched.steps) if made >> number & 1]
+        self._storages.clear()
+        self._latest.clear()
+        return watched
+
+    def state(self, tensor: Tensor) -> State:
+        """Which records the values of this tensor depend on."""
+        return self._storages.state(tensor)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether to watch: not once the code that the batch was handed to is left, by an error or for good."""
+        if not self._modes or self._caller is None or threading.get_ident() != self._thread:
+            return bool(self._modes)
+        return is_run_by(self._caller)
+
+    def _scale(self, losses: Tensor) -> Tensor | None:
+        scale, records = None, self.watched.records
+        for tensor in (losses.detach(), *self._latest):
+            state = self.state(tensor)
+            axis = state.axis if isinstance(state, Rows) and state.axis is not None else 0
+            if tensor.ndim == 0 or records not in (tensor.shape[axis], tensor.shape[0]):
+                continue
+            axis = axis if tensor.shape[axis] == records else 0
+            sizes = tensor.movedim(axis, 0).reshape(records, -1).abs().amax(1).double()
+            sizes = torch.where(torch.isfinite(sizes), sizes, 0.0).to(losses.device)
+            scale = sizes if scale is None else torch.maximum(scale, sizes)
+        return scale
+
+    # -- operators -------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The operator's result; what is known of it is kept."""
+        schema = schema_of(func)
+        if schema.is_view:
+            return func(*args, **kwargs)
+        arguments = schema.named(args, kwargs)
+        given = tensors_in(arguments.values())
+        states = {id(t): self.state(t) for t in given}
+        result = fixed(func, arguments, self._coin) if self._is_check else None
+        if result is None:
+            result = func(*args, **kwargs)
+        if schema.name == "_local_scalar_dense":
+            return result  # a value that Python reads: it is noted where Python asks for it
+        made, line = self._storages.steps(given), ""
+        if any(not isinstance(s, Free) for s in states.values()):
+            made |= 1 << len(self.watched.steps)
+            line = self._note(schema, arguments, states)
+        self._keep(Call(schema.name, arguments, states, tensors_in([result]), Cause(schema.name, line)), schema, made)
+        return result
+
+    def _keep(self, call: Call, schema: Schema, made: int) -> None:
+        """Keep what is known of the results, and of arguments that were written to; views need nothing."""
+        shared = {key_of(t) for t in call.tensors if is_dense(t)}
+        new = [r for r in call.results if not is_dense(r) or key_of(r) not in shared]
+        changed = [call[name] for name in schema.written if isinstance(call[name], Tensor)]
+        if not new and not changed:
+            return
+        states = dict(zip(map(id, call.results), result_of(call, schema.is_pointwise), strict=True))
+        at = len(self.watched.steps)
+        for tensor in new:
+            self._storages.put(tensor, states[id(tensor)], made, at)
+            self.watched.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
+            if tensor.is_floating_point() and is_dense(tensor) and 0 < tensor.numel() <= MOST_VALUES:
+                self._latest.append(_magnitude(call, tensor))
+                self._storages.put(self._latest[-1], states[id(tensor)], made, at)
+        for tensor in changed:
+            if id(tensor) not in states:  # written to, and no result
+                states[id(tensor)] = result_of(replace(call, results=[tensor]), schema.is_pointwise)[0]
+            self._storages.write(tensor, states[id(tensor)], made, at)
+
+    def _coin(self, count: int) -> float:
+        """Between 0 and 1: the middle, or a draw where one number alone is drawn."""
+        return self._coins.at(caller_line()[0], count == 1, self.watched.records)
+
+    def _note(self, schema: Schema, arguments: dict[str, Any], states: dict[int, State]) -> str:
+        """Keep a step; its line."""
+        noted: list[Any] = []
+        for name, value in arguments.items():
+            parts = value if isinstance(value, list | tuple) else [value]
+            tensors = tensors_in(parts)
+            if tensors:
+                noted += [_compared(t) for t in tensors if isinstance(states[id(t)], Free) and self._is_compared(t)]
+            elif name in schema.sizes and all(isinstance(part, int) for part in parts):
+                noted += parts
+            else:
+                noted.append(repr(value))
+        watched, (line, _) = self.watched, caller_line()
+        watched.is_split |= any(isinstance(s, Rows) and s.count < watched.records for s in states.values())
+        watched.steps.append(Step(schema.name, tuple(noted), line))
+        return line
+
+    def _is_compared(self, tensor: Tensor) -> bool:
+        return not tensor.is_complex() and key_of(tensor) not in self._constants
+
+    def read(self, tensor: Tensor, value: Any) -> None:
+        """Python read a value out of a tensor."""
+        state = self.state(tensor)
+        if isinstance(state, Free):
+            return
+        line, is_own = caller_line()
+        places = tuple(map(Place.of, islice(own_frames(), MOST_CALLS))) if is_own else ()
+        is_many, is_truth = not isinstance(value, bool | int | float), isinstance(value, bool)
+        is_exact = not tensor.is_floating_point() and not tensor.is_complex()
+        text = _hash(tensor) if is_many else repr(value)
+        at = len(self.watched.steps)
+        self.watched.reads.append(Read(text, is_many, is_truth, is_exact, state, line, places, at))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, watch: OperatorWatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._watch.is_running:
+            return func(*args, **(kwargs or {}))
+        return self._watch.run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Sees Python read values, which no operator shows."""
+
+    def __init__(self, watch: OperatorWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _READS and args and isinstance(args[0], Tensor) and self._watch.is_running:
+            self._watch.read(args[0], result)
+        return result
+
+
+def _compared(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
+    """(number of values, those that are compared between passes)."""
+    flat = tensor.detach().flatten()
+    return len(flat), tuple(flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))])
+
+
+def _magnitude(call: Call, result: Tensor) -> Tensor:
+    """How large the terms are that a result was added up from; the result itself where it is no product."""
+    if call.name not in _PRODUCTS or result.numel() > MOST_PRODUCTS:
+        return result.detach()
+    left, right = (factor.detach().abs() for factor in call.tensors[_PRODUCTS[call.name] :][:2])
+    return torch.maximum(left @ right, result.detach().abs())
+
+
+def _hash(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+    return hashlib.blake2b(values.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

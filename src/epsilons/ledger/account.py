@@ -1,0 +1,197 @@
+"""The lines of a ledger, and the account that they add up to.
+
+{"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375],
+ "rests_on": {"randomness": "philox", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
+{"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], "file": <hash of its place on disk>, …}
+{"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
+{"kind": "mask", "epoch": 0, "phase": 0, "from": 64, "places": <who is left out from there on>, …}
+{"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
+{"kind": "close", "epoch": 0, "charged": [9375], …}
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.mechanism import IntArray
+from ..errors import LedgerError, RunError, parsed_json
+from ..planning import Plan
+
+SCHEMA = 1
+#: The hash that comes before the first line.
+NO_LINE = "0" * 64
+
+
+class Account:
+    """The state that a ledger's lines add up to.
+
+    first_line     hash of the first line
+    rests_on       what the first line repeats from run.json; None in ledgers of earlier versions
+    epoch          index of the present key; -1 before the first
+    key            commitment to the present key
+    key_file       name of the file that the key was written to; "" in memory and in ledgers of earlier versions
+    previous_keys  (phases,) steps charged under earlier keys
+    epoch_start    (phases,) first step of the present epoch
+    reserved       (phases,) the present epoch has paid for the steps before this one
+    updates        (phase, step) -> hash of the noisy update in the present epoch
+    masks          (phase, step, places) from which step of the present epoch on which people are left out, rising
+    closed         (phases,) steps charged, once the ledger is closed
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.first_line = ""
+        self.rests_on: dict[str, Any] | None = None
+        self.epoch, self.key, self.key_file = -1, "", ""
+        self.previous_keys, self.epoch_start, self.reserved = ([0] * len(plan.phases) for _ in range(3))
+        self.updates: dict[tuple[int, int], str] = {}
+        self.masks: list[tuple[int, int, IntArray]] = []
+        self.closed: tuple[int, ...] | None = None
+
+    def left_out(self, phase: int, step: int) -> IntArray:
+        """(people,) places of those who are left out of this step, rising."""
+        masks = [places for at, start, places in self.masks if (at, start) <= (phase, step)]
+        return masks[-1] if masks else np.empty(0, dtype=np.int64)
+
+    @property
+    def charged(self) -> tuple[int, ...]:
+        """(phases,) steps charged; reserved blocks count in full."""
+        return self.charged_up_to(self.reserved)
+
+    def charged_up_to(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """(phases,) steps charged if the present epoch is charged for the steps before these."""
+        return tuple(p + s - e for p, s, e in zip(self.previous_keys, steps, self.epoch_start, strict=True))
+
+    def end(self, phase: int) -> int:
+        """The step before which this phase must end, so that no more steps are charged than the plan certifies."""
+        steps = self.plan.phases[phase].steps
+        return min(steps, self.epoch_start[phase] + steps - self.previous_keys[phase])
+
+    def apply(self, line: dict[str, Any]) -> None:
+        """Add a line. Raises ValueError, KeyError, TypeError or IndexError for a line that no ledger writes."""
+        kind = line["kind"]
+        if kind == "open":
+            self.rests_on = dict(line["rests_on"]) if "rests_on" in line else None
+            return
+        if self.closed is not None or line["epoch"] != self.epoch + (kind == "key"):
+            raise ValueError
+        {"key": self._key, "mask": self._mask, "reserve": self._reserve, "update": self._update, "close": self._close}[
+            kind
+        ](line)
+
+    def _key(self, line: dict[str, Any]) -> None:
+        start = [int(step) for step in line.get("start", [0] * len(self.reserved))]
+        if any(not 0 <= step <= phase.steps for step, phase in zip(start, self.plan.phases, strict=True)):
+            raise ValueError
+        self.epoch, self.key, self.key_file = line["epoch"], line["key"], str(line.get("file", ""))
+        self.previous_keys = list(self.charged)
+        self.epoch_start, self.reserved, self.updates = list(start), list(start), {}
+        self.masks = [(-1, 0, places) for _, _, places in self.masks[-1:]]  # who left stays out
+
+    def _mask(self, line: dict[str, Any]) -> None:
+        phase, start, places = line["phase"], line["from"], unpacked(line["places"], self.plan.records)
+        if not (phase >= 0 and start == self.reserved[phase]) or (np.diff(places) <= 0).any():
+            raise ValueError
+        self.masks.append((phase, start, places))
+
+    def _reserve(self, line: dict[str, Any]) -> None:
+        phase, start, end = line["phase"], line["from"], line["to"]
+        if not (phase >= 0 and start == self.reserved[phase] < end <= self.end(phase)):
+            raise ValueError
+        self.reserved[phase] = end
+
+    def _update(self, line: dict[str, Any]) -> None:
+        phase, step = line["phase"], line["step"]
+        if not (phase >= 0 and self.epoch_start[phase] <= step < self.reserved[phase]):
+            raise ValueError
+        self.updates[phase, step] = line["update"]
+
+    def _close(self, line: dict[str, Any]) -> None:
+        if any(used > paid for used, paid in zip(line["charged"], self.charged, strict=True)):
+            raise ValueError
+        self.closed = tuple(line["charged"])
+
+    def check(self, settings: Mapping[str, Any], path: Path) -> None:
+        """Raise RunError if these settings, read from `path`, contradict the first line."""
+        others = [name for name, value in (self.rests_on or {}).items() if settings.get(name) != value]
+        if others:
+            raise RunError(
+                f"{path} contradicts the ledger: its {others[0]} differs from the ledger's first line. The file was "
+                "edited, or belongs to another run. Restore it."
+            )
+
+
+def packed(places: IntArray) -> str:
+    """Places as text."""
+    return base64.b64encode(zlib.compress(places.astype("<i8").tobytes())).decode()
+
+
+def unpacked(text: str, most: int) -> IntArray:
+    """The places in this text. Raises ValueError for other texts, and for more places than `most`."""
+    try:
+        places = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * most + 1)
+        return np.frombuffer(places, dtype="<i8").astype(np.int64)
+    except zlib.error:
+        raise ValueError from None
+
+
+def line_hash(line: dict[str, Any]) -> str:
+    """SHA-256 of a line without its hash; `prev` in the line makes the chain."""
+    body = {key: value for key, value in line.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def read_charges(path: Path, plan: Plan) -> tuple[int, ...]:
+    """(phases,) steps that a ledger on disk shows as charged for this plan; reserved blocks count in full.
+
+    An incomplete last line was never durable, so it paid for nothing. Lines that were altered, left out or inserted are
+    detected. Complete lines that were cut off at the end are not.
+    Raises LedgerError if the file is missing, altered, or made for another plan.
+    """
+    return read_account(path, plan).charged
+
+
+def read_account(path: Path, plan: Plan) -> Account:
+    """The account of a ledger on disk, as `read_charges` reads it."""
+    return read(path, plan)[0]
+
+
+def read(path: Path, plan: Plan) -> tuple[Account, str, int]:
+    """(account, hash of the last intact line, length of the intact lines in bytes)."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from None
+    last_hash, length, account = NO_LINE, 0, Account(plan)
+    for number, text in enumerate(lines[:-1], start=1):  # the last one is empty, or an incomplete line
+        line = _intact(text)
+        if line is None or line.get("prev") != last_hash:
+            raise LedgerError(f"{path} was altered: line {number} does not continue the chain of hashes.")
+        if number == 1 and (line.get("kind") != "open" or line.get("plan") != plan.digest):
+            raise LedgerError(f"{path} belongs to another plan than the one given.")
+        last_hash, length = line["hash"], length + len(text) + 1
+        account.first_line = account.first_line or last_hash
+        try:
+            account.apply(line)
+        except (KeyError, TypeError, IndexError, ValueError):
+            raise LedgerError(f"{path} was altered: line {number} is not a line that a ledger writes there.") from None
+    if last_hash == NO_LINE:
+        raise LedgerError(f"{path} is empty; a ledger begins with an opening line.")
+    return account, last_hash, length
+
+
+def _intact(text: bytes) -> dict[str, Any] | None:
+    """The line in this text, if its hash is right."""
+    try:
+        line: dict[str, Any] = parsed_json(text.decode("utf-8"))
+        return line if line["hash"] == line_hash(line) else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,376 @@
+"""What a report says about the people in it: who counts as one, who else trained on them, tests and withdrawal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, at_least
+from ..ledger import plan_folder
+from ..planning import Plan
+from ..planning.guarantee import EACH_ROW
+from ..planning.plan_numbers import SHARES
+from . import sentences
+from .load_run import EvalData, MetricsRow, RunRecord, RunSettings
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What has one budget.
+
+    unit      "person" with all their rows, or "record": one row
+    stated    "by ids": the budgets name the person of each row; "one row": each row is one person, as the caller
+              stated; "not stated"
+    sentence  the same for readers
+    """
+
+    unit: Literal["record", "person"]
+    stated: Literal["by ids", "one row", "not stated"]
+    sentence: str
+
+    @property
+    def is_person(self) -> bool:
+        """True if a limit on a unit is a limit on a person."""
+        return self.stated != "not stated"
+
+
+@dataclass(frozen=True)
+class RosterRuns:
+    """Runs that were begun by this user on this machine, this one included; None where they cannot be counted.
+
+    same_roster  with exactly this list of budgets, in this order
+    same_data    of these, on exactly these data
+    """
+
+    same_roster: int | None
+    same_data: int | None
+    sentences: tuple[str, ...]
+
+
+def unit_of(plan: Plan, settings: RunSettings) -> Unit:
+    """What the run protects, and how its caller stated it."""
+    if plan.unit == "person":
+        return Unit(
+            "person",
+            "by ids",
+            "Every limit in this report is for one person, with all of their rows: rows with the same id belong to one "
+            "person. A person with rows under two ids counts as two.",
+        )
+    if _states_one_row(settings):
+        return Unit(
+            "record",
+            "one row",
+            "Every limit in this report is for one row, and each row is one person: the run states so. Nothing checked "
+            "this statement.",
+        )
+    return Unit(
+        "record",
+        "not stated",
+        "Every limit in this report is for one ROW of the data. It was not stated whether a person can have several "
+        "rows. Several rows of one person are not covered together: their limits add up, to k·ε for k rows, at a "
+        "larger δ.",
+    )
+
+
+def _states_one_row(settings: RunSettings) -> bool:
+    data = (settings.metadata.config or {}).get("data")
+    in_config = data.get("person") if isinstance(data, Mapping) else None
+    return EACH_ROW in (settings.person, settings.metadata.person, in_config)
+
+
+def roster_runs(counted: Any, registry: str | None = None) -> RosterRuns:
+    """How many runs had the same budgets, from the entry in run.json; for internal reports only.
+
+    registry  id of the registry that the run is charged to
+    """
+    if registry is not None:
+        return RosterRuns(None, None, (_IN_REGISTRY.format(id=registry),))
+    if not isinstance(counted, Mapping):
+        return _uncounted("it was made by an earlier version")
+    if "run" not in counted:
+        return _uncounted(str(counted.get("reason", plan_folder.UNUSABLE)))
+    found = plan_folder.count(counted)
+    if found is None:
+        return _uncounted("it began on another machine or under another user, or its entry was removed")
+    return RosterRuns(found.same_roster, found.same_data, tuple(_of_count(found)))
+
+
+def _uncounted(why: str) -> RosterRuns:
+    sentence = f"Runs on the same people were not counted for this run: {why}. Ask those who have the data."
+    return RosterRuns(None, None, (sentence, _ADD_UP))
+
+
+_IN_REGISTRY = (
+    "The registry {id} counts the runs on these people and adds them up, however they overlap: epsilons registry show "
+    "lists them. Runs that were not charged there are not found here, and spend in addition."
+)
+_ADD_UP = (
+    "The epsilons of several runs on the same people add up, unless the runs share one plan. Runs that overlap in some "
+    "people only, and runs of other users, machines or programs, are not found here."
+)
+
+
+def _of_count(found: plan_folder.Count) -> list[str]:
+    if found.same_roster == 1:
+        first = "This is the only run that this user began on this machine with exactly this list of budgets."
+    else:
+        same = "all" if found.same_data == found.same_roster else f"{found.same_data:,}"
+        first = (
+            f"This is one of {found.same_roster:,} runs that this user began on this machine with exactly this list of "
+            f"budgets; {same} of them had exactly these data."
+        )
+    damaged = (
+        f"{found.unreadable:,} more entries cannot be compared, because they are damaged or older than the secret that "
+        "they are compared under: each of them may be such a run."
+    )
+    return [first, *([damaged] if found.unreadable else []), _ADD_UP]
+
+
+def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> tuple[str, ...]:
+    """What holds for the people of the test data.
+
+    by_person  True if all rows of a test person were held out
+    """
+    if data.records is None and not has_scores:
+        return ("The run had no test data.",)
+    is_public = data.data == "public"
+    sentences = [
+        f"The model was measured on {_test_records(data, release)}. Training steps do not read them. "
+        + (
+            "They were held out by person: no person has rows in both."
+            if by_person
+            else "Whether a person is both in the training data and in the test data was not checked."
+        )
+    ]
+    if is_public:
+        sentences.append("The test data were declared public, so scores on them may be published.")
+        return tuple(sentences)
+    sentences.append(
+        "Test people have no budget, and no noise protects them: a score on them is exact. So scores on them are "
+        "private data."
+        + (
+            " This version contains none of them."
+            if release
+            else " They are in this report, in its JSON and in the run’s folder (metrics.jsonl). The version for "
+            "release leaves them out. Choosing among models by these scores is not covered either."
+        )
+    )
+    return tuple(sentences)
+
+
+def _test_records(data: EvalData, release: bool) -> str:
+    if data.records is None or (release and data.data != "public"):
+        return "test data"
+    if release and data.records < SMALLEST_SHOWN:
+        return f"fewer than {SMALLEST_SHOWN} test records"
+    return f"{data.records:,} test records"
+
+
+def stated(plan: Plan, settings: RunSettings, release: bool) -> str | None:
+    """What the guarantee repeats about persons; a report for release names no column."""
+    return None if release and plan.unit == "person" else settings.person
+
+
+def is_split_by_person(plan: Plan, settings: RunSettings) -> bool:
+    """True if the config held test people out with all of their rows."""
+    data = (settings.metadata.config or {}).get("data")
+    return plan.unit == "person" and isinstance(data, Mapping) and any(map(data.get, ("test_share", "test_people")))
+
+
+def left_out(words: object) -> str | None:
+    """How many were left out for their budgets, as the config's run recorded it; other notes are ignored."""
+    return words if isinstance(words, str) and words.strip() else None
+
+
+def joined(consent: Any, release: bool) -> tuple[str, ...]:
+    """How people, entries and rows were joined, as the run recorded it.
+
+    A version for release names no file, rounds counts down, and holds none of people who were tested on.
+    """
+    if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
+        return ()
+    how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
+    day = f" Entries of consent count as of {consent['as_of']}." if consent.get("as_of") else ""
+    tables = (consent.get(name) for name in ("table", *([] if release else ["tested"])))
+    rows = [row for table in tables if isinstance(table, list) for row in table if {"file", "what", "count"} <= {*row}]
+    return (f"Ids of persons were compared {how}.{day}", *(_row(row, release) for row in rows))
+
+
+def _row(row: Mapping[str, Any], release: bool) -> str:
+    """A count of people who take part or do not."""
+    digits = str(row["count"]).replace(",", "")
+    count = at_least(int(digits)) if release and digits.isdecimal() else row["count"]
+    return f"{'People' if release else row['file']}: {row['what']}: {count}"
+
+
+def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:
+    """What happens if a person withdraws: what holds now. registry: id of the one that the run is charged to"""
+    who = "A person" if unit.is_person else "Someone with one row in the data"
+    stay = "" if plan.adjacency == SHARES else " That they were on the list is not hidden by this guarantee."
+    return (
+        f"{who} who withdraws stays covered: their limit ε holds for this model and everything released from its "
+        f"training, now and later.{stay}",
+        "What this model learnt from their data stays in it, within that limit. Their data cannot be taken out of a "
+        "trained model; only training again without them does that.",
+        "A later run leaves them out if all of their rows are removed from its data before it is planned. It is a run "
+        "of its own, with budgets of its own for those who remain."
+        if registry is None
+        else "Once they are withdrawn in the registry (epsilons registry withdraw), no run that is reserved later "
+        "includes them. What they spent stays on record, so that a second enrolment would not start from nothing.",
+    )
+
+
+# -- Accuracy at the end of a run, with the uncertainty of its test set
+
+#: Two-sided 95 %: the 97.5 % quantile of the standard normal distribution.
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy on one slice of the test records.
+
+    records    None if it was not recorded; then there is no interval
+    accuracy   None if there are no records
+    low, high  95 % confidence interval
+    """
+
+    label: str
+    records: int | None
+    accuracy: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, label: str, right: float, records: int) -> Accuracy:
+        """From counts; `right` may be accuracy · records."""
+        return cls(label, records, right / records, *wilson(right, records)) if records else cls(label, 0)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of predicted numbers.
+
+    mean_absolute_error, rmse  in the unit of the target
+    r2                         part of the target's variance that is explained, at most 1; None if all targets are equal
+    """
+
+    mean_absolute_error: float
+    rmse: float
+    r2: float | None
+
+    @classmethod
+    def of(cls, last: MetricsRow) -> Errors | None:
+        """None if no numbers were predicted."""
+        if last.mean_absolute_error is None or last.rmse is None:
+            return None
+        return cls(last.mean_absolute_error, last.rmse, last.r2)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation of a run, and whether its test data were public.
+
+    balanced_accuracy  mean of the accuracies of the classes that have test records; None if these are not shown
+    majority           accuracy of always naming the most frequent class; None likewise
+    auc                area under the ROC curve, of several classes the mean of one against the rest; None likewise
+    errors             of numbers that were predicted; None for classes
+    """
+
+    step: int
+    data: Literal["public", "private"]
+    declared: bool
+    loss: float | None
+    overall: Accuracy
+    classes: tuple[Accuracy, ...]
+    groups: tuple[Accuracy, ...]
+    balanced_accuracy: float | None = None
+    majority: float | None = None
+    auc: float | None = None
+    errors: Errors | None = None
+
+    @property
+    def is_as_bad_as_the_majority(self) -> bool:
+        """True if always naming the most frequent class is as accurate."""
+        return self.majority is not None and (self.overall.accuracy or 0.0) <= self.majority
+
+
+def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:
+    """(low, high): all p for which `right` of `records` lies within z standard errors of p.
+
+    >>> [round(end, 4) for end in wilson(0, 20)]
+    [0.0, 0.1611]
+    """
+    rate, total = right / records, records + z**2
+    middle = (right + z**2 / 2) / total
+    half = z * math.sqrt(records) / total * math.sqrt(rate * (1 - rate) + z**2 / (4 * records))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def last_evaluation(
+    record: RunRecord, rows: Sequence[DisplayRow], release: bool
+) -> tuple[Evaluation | None, dict[str, str]]:
+    """(the last evaluation as far as it may be shown, reasons for what is suppressed by section)."""
+    if not record.metrics:
+        return None, {"accuracy": sentences.NOTHING_MEASURED}
+    last, eval_data = record.metrics[-1], record.settings.eval_data
+    is_public = eval_data.data == "public"
+    if release and not is_public:
+        return None, {"accuracy": PRIVATE_SUPPRESSED}
+    overall, classes, groups = _overall(last, eval_data.records), _classes(last, eval_data.classes), _groups(last, rows)
+    suppressed = {}
+    if release:
+        if _is_small([overall]):
+            return None, {"accuracy": SMALL_SUPPRESSED}
+        # A single small cell could be computed from the total, so the whole table is suppressed.
+        if _is_small(classes):
+            classes, suppressed["accuracy_per_class"] = (), SMALL_SUPPRESSED
+        if _is_small(groups):
+            groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
+    data: Literal["public", "private"] = "public" if is_public else "private"
+    declared = eval_data.data is not None
+    auc = last.auc if classes else None  # suppressed with the table of classes: it depends on every class
+    balanced, majority = _of_classes(classes)
+    found = Evaluation(
+        last.step, data, declared, last.loss, overall, classes, groups, balanced, majority, auc, Errors.of(last)
+    )
+    return found, suppressed
+
+
+def _is_small(cells: Sequence[Accuracy]) -> bool:
+    return any((cell.records or 0) < SMALLEST_SHOWN for cell in cells)
+
+
+def _overall(last: MetricsRow, records: int | None) -> Accuracy:
+    if last.per_class is not None:
+        right, total = (sum(column) for column in zip(*last.per_class, strict=True))
+        return Accuracy.of("all", right, total)
+    if last.accuracy is None or records is None:
+        return Accuracy("all", records, last.accuracy)
+    return Accuracy.of("all", last.accuracy * records, records)
+
+
+def _classes(last: MetricsRow, names: Sequence[str] | None) -> tuple[Accuracy, ...]:
+    if not last.per_class:
+        return ()
+    labels = names if names is not None else [f"class {number}" for number in range(len(last.per_class))]
+    return tuple(Accuracy.of(label, *cell) for label, cell in zip(labels, last.per_class, strict=True))
+
+
+def _of_classes(classes: Sequence[Accuracy]) -> tuple[float | None, float | None]:
+    """Balanced accuracy, and the accuracy of always naming the most frequent class."""
+    counts = [one.records or 0 for one in classes]
+    rates = [one.accuracy for one in classes if one.accuracy is not None]
+    return (sum(rates) / len(rates), max(counts) / sum(counts)) if rates else (None, None)
+
+
+def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:
+    if last.per_group is None:
+        return ()
+    cells = np.array(last.per_group)  # (groups, 2) right, records
+    named = [(f"{row.tier} ({row.label})" if row.tier else row.label, cells[row.groups]) for row in rows]
+    return tuple(Accuracy.of(name, *map(int, found.sum(axis=0))) for name, found in named)

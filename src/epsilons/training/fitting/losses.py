@@ -1,0 +1,156 @@
+"""Losses by name, one value per record, and the module that computes them from a model and a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...errors import DataError, InputError, named
+from .. import validation
+from .evaluation import Loss
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    flat = outputs.reshape(len(targets), -1)
+    targets = targets.reshape(flat.shape).to(flat.dtype)
+    return F.binary_cross_entropy_with_logits(flat, targets, reduction="none").mean(1)
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    flat = outputs.reshape(len(targets), -1)
+    return (flat - targets.reshape(flat.shape)).square().mean(1)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": _cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "mse": _mse,
+}
+
+#: Losses whose targets are classes.
+OF_CLASSES = ("cross_entropy", "binary_cross_entropy")
+
+
+class Losses(nn.Module):
+    """(model, (inputs, targets)) -> (batch,) losses; a module, so that a loss that is a module becomes its part."""
+
+    class_weights: Tensor | None
+
+    def __init__(self, compute: Loss, is_of_classes: bool = False, class_weights: Tensor | None = None) -> None:
+        super().__init__()
+        self.compute, self._is_of_classes = compute, is_of_classes
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = validation.check_pair(batch, "data")
+        try:
+            losses: Tensor = self.compute(model(inputs), targets)
+            return losses if self.class_weights is None else losses * self._weights_of(targets, losses)
+        except RuntimeError:
+            validation.check_dtype(inputs, model)
+            if self._is_of_classes and isinstance(targets, Tensor):
+                validation.check_classes(targets[0])
+                if targets.shape[1:] == (1,):
+                    raise DataError(
+                        'loss="cross_entropy" needs one class per record, got a column with rows of one value. Pass '
+                        "targets[:, 0]."
+                    ) from None
+            raise
+
+    def _weights_of(self, targets: Tensor, losses: Tensor) -> Tensor:
+        """(batch,) the weight of each record's class. Raises DataError if a record has several classes."""
+        assert self.class_weights is not None
+        if targets.numel() != losses.numel():
+            raise DataError(
+                f"class_weights need one class per record, got targets of shape {tuple(targets.shape)}. Leave "
+                "class_weights out, or weigh the losses in a function of your own."
+            )
+        return self.class_weights.to(losses.dtype)[targets.reshape(losses.shape).long()]
+
+
+def checked_weights(class_weights: Sequence[float] | None, loss: Any) -> Tensor | None:
+    """(classes,) the weights as a tensor. Raises InputError for weights that are not positive, and for other losses."""
+    if class_weights is None:
+        return None
+    if loss not in OF_CLASSES:
+        raise InputError(f"class_weights are for losses of classes, {' and '.join(OF_CLASSES)}; leave them out.")
+    weights = torch.tensor([float(weight) for weight in class_weights])
+    if len(weights) < 2 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+        raise InputError("class_weights need one positive, finite number per class. Correct them, or leave them out.")
+    return weights
+
+
+def by_name(known: Mapping[str, Any], which: Any, what: str) -> Any:
+    """A function as it is, or the one with this name. Raises InputError for an unknown name."""
+    return which if callable(which) else named(known, which, what, more=", or pass a function")
+
+
+# -- Optimizers by name, class or function, and the settings that they are used with
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_NUMBER = (int, float, Tensor)
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+#: The learning rate of an optimizer with a name, unless another is given.
+LEARNING_RATE = 0.1
+
+
+def optimizer_maker(optimizer: Any, lr: float | None, momentum: float | None) -> MakeOptimizer:
+    """A function parameters -> optimizer. Raises InputError for settings that the optimizer would ignore."""
+    given = {name: value for name, value in {"lr": lr, "momentum": momentum}.items() if value is not None}
+    listed = " and ".join(f"{name}={value:g}" for name, value in given.items())
+    if isinstance(optimizer, str):
+        kind = by_name(OPTIMIZERS, optimizer, "optimizer")
+        given = {"lr": LEARNING_RATE} | given
+    elif isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        kind = optimizer
+    elif callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        if given:
+            raise InputError(
+                f"Got {listed} and a function that makes the optimizer, which would ignore it. Set it in the function, "
+                "e.g. lambda parameters: torch.optim.SGD(parameters, lr=0.5)."
+            )
+        make: MakeOptimizer = optimizer
+        return make
+    else:
+        raise InputError(
+            f"Pass 'sgd', 'adam' or 'adamw', a class such as torch.optim.SGD, or a function parameters -> optimizer, "
+            "e.g. lambda parameters: torch.optim.SGD(parameters, lr=0.1); got an optimizer "
+            f"({type(optimizer).__name__})."
+        )
+    known = inspect.signature(kind).parameters
+    if not given.get("momentum", 1) and "momentum" not in known:
+        del given["momentum"]  # momentum=0 asks for nothing
+    ignored = [name for name in given if name not in known]
+    if ignored:
+        betas = "Its averages are set by betas: " if "betas" in known else "Pass what it takes: "
+        raise InputError(
+            f"{kind.__name__} has no {ignored[0]}, got {ignored[0]}={given[ignored[0]]:g}. {betas}"
+            f"optimizer=lambda parameters: torch.optim.{kind.__name__}(parameters, …)."
+        )
+    return lambda parameters: kind(parameters, **given)
+
+
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, float | list[float]]:
+    """The optimizer's learning rate and momentum; a list if its groups of parameters differ."""
+    settings: dict[str, float | list[float]] = {}
+    for name in ("lr", "momentum"):
+        values = [float(group[name]) for group in optimizer.param_groups if isinstance(group.get(name), _NUMBER)]
+        if values:
+            settings[name] = values[0] if len(set(values)) == 1 else values
+    return settings
