@@ -4,11 +4,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from epsilons.ledger.ledger.ledger import read_charges
 from torch import nn
 
 import epsilons
 from epsilons import data
+from epsilons.ledger.ledger import read_charges
 
 train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
 

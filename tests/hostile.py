@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from epsilons.ledger.ledger.account import line_hash
-
-from epsilons.ledger.ledger import model_file
+from epsilons.ledger import model_file
+from epsilons.ledger.account import line_hash
 from epsilons.planning.plan_file import digest_of
 from program import Outcome, epsilons
 

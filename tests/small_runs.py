@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import Ledger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.draws.randomness import key_from_seed
+from epsilons.ledger.ledger import Ledger
 from functional import Records
 from options import split
 

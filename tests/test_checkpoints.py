@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import line_hash, read_charges
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -30,6 +29,7 @@ from epsilons.core.mechanism import SampledGaussian
 from epsilons.draws import persons_rows, randomness
 from epsilons.draws.randomness import sample_hash
 from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
+from epsilons.ledger.ledger import line_hash, read_charges
 from epsilons.training import checkpoints
 from functional import Model
 from options import split

@@ -9,11 +9,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from epsilons.ledger.ledger.run_folder import RunFolder
 
 from epsilons import cli
 from epsilons.auditing import membership
 from epsilons.cli import attack_config, demo
+from epsilons.ledger.run_folder import RunFolder
 from program import CONFIG, change, epsilons, files, people
 
 SHADOWS = ["--shadows", "8", "--jobs", "1"]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from epsilons.budgets.budgets import ids as ids_module
+from epsilons.budgets import ids as ids_module
 from epsilons.cli import registry_people
 from epsilons.configs import consent as consent_module
 from epsilons.configs import prepare as prepare_module

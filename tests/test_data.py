@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-from epsilons.budgets.budgets.budgets import Budgets
 from PIL import Image
 from pyarrow import parquet
 
 from epsilons import data
+from epsilons.budgets.budgets import Budgets
 from epsilons.data import sources
 from epsilons.data.images import image_table
 from epsilons.data.sources import tensors

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import read_account
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +20,7 @@ import epsilons
 from epsilons.data import load
 from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
+from epsilons.ledger.ledger import read_account
 from epsilons.training import EvalData
 from epsilons.training.fitting import progress
 from epsilons.training.fitting.evaluation import evaluate

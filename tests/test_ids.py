@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from epsilons.budgets.budgets.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
 from pyarrow import parquet
 
 from epsilons import Budgets, Recipe, Registry, fit, plan
+from epsilons.budgets.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
 from epsilons.configs.config_file import read_config
 from epsilons.configs.prepare import prepare
 from epsilons.core.disclosure import shown_counts

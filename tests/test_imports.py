@@ -1,5 +1,4 @@
-"""Imports point one way (docs/architecture.md), and planning never needs torch.
-"""
+"""Imports point one way (docs/architecture.md), and planning never needs torch."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import read_account, read_charges
 from torch import Tensor
 from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import CallOrderError
+from epsilons.ledger.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
 from functional import Records
 from shares import share

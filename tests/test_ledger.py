@@ -15,13 +15,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from epsilons.ledger.ledger.ledger import BLOCK, Ledger, line_hash, read_account, read_charges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from by_hand import a_phase, by_hand
 from epsilons import Plan
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError
+from epsilons.ledger.ledger import BLOCK, Ledger, line_hash, read_account, read_charges
 
 
 @functools.cache

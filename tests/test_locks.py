@@ -19,14 +19,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import Ledger, read_account, read_charges
-from epsilons.ledger.ledger.run_folder import RunFolder
 from torch import nn
 
 import epsilons
 from epsilons.core import files
 from epsilons.core.files import NAME, FolderLock
 from epsilons.errors import EpsilonsError, LedgerError, RunError
+from epsilons.ledger.ledger import Ledger, read_account, read_charges
+from epsilons.ledger.run_folder import RunFolder
 
 RECORDS, WIDTH, STEPS = 40, 4, 20
 BUSY = "Another process is training in"

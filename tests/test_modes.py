@@ -9,12 +9,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from epsilons.ledger.ledger.run_folder import RunFolder
 
 import epsilons
 from epsilons import Plan
 from epsilons.core.files import close_folder, write_json, write_text
 from epsilons.errors import EpsilonsWarning, RunError
+from epsilons.ledger.run_folder import RunFolder
 from program import epsilons as program
 from small_runs import a_model, private_over, some_plan, train
 

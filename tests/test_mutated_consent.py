@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epsilons.budgets.budgets.ids import as_rule
 
+from epsilons.budgets.ids import as_rule
 from epsilons.cli import registry_people
 from epsilons.configs.config_file import read_config
 from epsilons.configs.prepare import budgets_to_train, joined, prepare

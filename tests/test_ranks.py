@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from epsilons.ledger.ledger.ledger import Ledger, read_account, read_charges
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -37,6 +36,7 @@ from epsilons.cli import app
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import InputError, RankError
+from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks, check_sum, hash_of
 from options import split

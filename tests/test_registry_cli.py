@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epsilons.ledger.ledger.account import NO_LINE, line_hash
-from epsilons.ledger.ledger.ledger import Ledger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +20,8 @@ import old_registries
 import program
 from epsilons.cli import registry_people, train_config
 from epsilons.errors import EpsilonsWarning
+from epsilons.ledger.account import NO_LINE, line_hash
+from epsilons.ledger.ledger import Ledger
 from epsilons.planning import Plan
 from epsilons.registry import Registry, Reservation
 from program import files

@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from epsilons.ledger.ledger.ledger import Ledger
-from epsilons.ledger.ledger.run_folder import RunFolder
 
 import program
 from epsilons.errors import RegistryError
-from epsilons.ledger.ledger import run_folder
+from epsilons.ledger import run_folder
+from epsilons.ledger.ledger import Ledger
+from epsilons.ledger.run_folder import RunFolder
 from epsilons.registry import Registry, pending
 from registries import VISITS, begin, reserve, table
 from test_registry_cli import IDS, URL

@@ -7,10 +7,10 @@ import re
 
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import text
 
 import epsilons
 from epsilons.accounting import filter as filter_
+from epsilons.ledger.ledger import text
 from epsilons.registry import Registry
 from epsilons.reporting import report
 

@@ -18,7 +18,7 @@ import epsilons
 import some_models
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import EpsilonsError, RunError
-from epsilons.ledger.ledger import model_file
+from epsilons.ledger import model_file
 from epsilons.reporting.releasing import in_markdown
 from program import CONFIG, change, files, people
 from program import epsilons as command

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import UNPRINTABLE, EpsilonsWarning, RunError
-from epsilons.ledger.ledger import plan_folder
+from epsilons.ledger import plan_folder
 from epsilons.planning import risk_profile
 from epsilons.reporting import dumps, html
 from epsilons.reporting.about import about_of, period_of

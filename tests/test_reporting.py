@@ -17,8 +17,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from epsilons.ledger.ledger.ledger import Ledger
-from epsilons.ledger.ledger.run_folder import RunFolder, versions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -30,6 +28,8 @@ from epsilons.core import disclosure
 from epsilons.core.disclosure import SMALLEST_SHOWN
 from epsilons.core.mechanism import Groups, SampledGaussian
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
+from epsilons.ledger.ledger import Ledger
+from epsilons.ledger.run_folder import RunFolder, versions
 from epsilons.reporting import dumps
 from epsilons.reporting.html import drawn
 from epsilons.reporting.population import wilson

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from epsilons.ledger.ledger import plan_folder
+from epsilons.ledger import plan_folder
 
 ONE, OTHER = (b"\x01" * 80, b"delta"), (b"\x02" * 80, b"delta")
 

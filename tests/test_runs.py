@@ -11,10 +11,10 @@ import stat
 
 import numpy as np
 import pytest
-from epsilons.ledger.ledger.run_folder import KEY_BYTES, RunFolder, read_metrics
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import RunError
+from epsilons.ledger.run_folder import KEY_BYTES, RunFolder, read_metrics
 from epsilons.training.fitting.fit_loop import Run
 
 KEY = bytes(range(1, KEY_BYTES + 1))

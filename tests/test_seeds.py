@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epsilons.ledger.ledger.ledger import read_account
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import InputError
+from epsilons.ledger.ledger import read_account
 from epsilons.planning import STRATEGIES
 from functional import Model
 from options import split

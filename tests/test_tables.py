@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epsilons.ledger.ledger.ledger import Ledger
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -18,6 +17,7 @@ from epsilons.cli import app
 from epsilons.core.disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
 from epsilons.core.mechanism import Groups
 from epsilons.errors import InfeasibleBudgetError, PlanError
+from epsilons.ledger.ledger import Ledger
 from epsilons.planning import STRATEGIES
 from shares import examples, share
 

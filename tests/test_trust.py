@@ -23,7 +23,6 @@ pytest.importorskip("torch")
 import numpy as np
 import pyarrow as pa
 import torch
-from epsilons.ledger.ledger.account import packed, unpacked
 from PIL import Image
 from pyarrow import csv, parquet
 from safetensors.torch import load_file
@@ -34,6 +33,7 @@ from epsilons import Predictor
 from epsilons.cli import train_config
 from epsilons.data.images import image_inputs
 from epsilons.errors import DataError, parsed_json
+from epsilons.ledger.account import packed, unpacked
 from program import CONFIG, epsilons, people
 from registries import VISITS
 

@@ -20,7 +20,7 @@ import pytest
 import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning
 from epsilons.accounting import rdp
-from epsilons.ledger.ledger import run_folder
+from epsilons.ledger import run_folder
 from epsilons.planning import guarantee
 from experiments import opening, reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict

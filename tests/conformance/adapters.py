@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from epsilons.ledger.ledger.ledger import read_charges
 from torch import Tensor, nn
 
 import epsilons
 from epsilons.draws.randomness import key_from_seed
+from epsilons.ledger.ledger import read_charges
 
 #: losses(model, batch) -> (batch,), one number per record.
 Losses = Callable[[nn.Module, Any], Tensor]
