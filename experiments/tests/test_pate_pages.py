@@ -1,4 +1,4 @@
-"""The runs of the table pate: acceptance of exact costs, and the numbers of docs/pate.md and docs/paper.md."""
+"""The runs of the table pate: acceptance of exact costs, and the numbers of pate.md and docs/paper.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from experiments.individual_accounting.page import interval
 from experiments.pate import page
 from experiments.results import finished
 from experiments.settings import PateSettings, tables
-from pages import ROOT
-from test_words import assert_page_says, rows
+from pages import ROOT, assert_page_says, rows
 
 DONE, TABLE = finished(), tables()["pate"]
 EXACT = tuple(
@@ -84,7 +83,7 @@ def test_the_order_of_the_setups_turns_round_with_the_weights_of_the_code():
 
 
 def test_the_accuracies_on_the_page_are_those_of_the_results():
-    shown = rows((ROOT / "docs" / "pate.md").read_text(encoding="utf-8"), cells=4)
+    shown = rows((ROOT / "experiments" / "pages" / "pate.md").read_text(encoding="utf-8"), cells=4)
     for label, names in {
         "weighting, exact costs, 100 / 400 / 200 votes": ("baseline", "weighting-a", "weighting-b"),
         "as published, weights by budget (no promise)": ("published-baseline", "published-a", "published-b"),
@@ -99,7 +98,7 @@ def test_the_accuracies_on_the_page_are_those_of_the_results():
 
 
 def test_the_differences_on_the_page_are_those_of_the_results():
-    shown = rows((ROOT / "docs" / "pate.md").read_text(encoding="utf-8"), cells=2)
+    shown = rows((ROOT / "experiments" / "pages" / "pate.md").read_text(encoding="utf-8"), cells=2)
     for label, (cell, other) in {
         "weighting, setup A, above ε = 1 for all": ("weighting-a", "baseline"),
         "weighting, setup B, above ε = 1 for all": ("weighting-b", "baseline"),
@@ -114,7 +113,7 @@ def test_the_differences_on_the_page_are_those_of_the_results():
 
 
 def test_the_weights_and_what_they_cost_are_those_of_the_results():
-    shown = rows((ROOT / "docs" / "pate.md").read_text(encoding="utf-8"), cells=5)
+    shown = rows((ROOT / "experiments" / "pages" / "pate.md").read_text(encoding="utf-8"), cells=5)
     for setup in "ab":
         line, own = (lines(f"{kind}-{setup}")[0] for kind in ("code", "published"))
         weights = [own["weights"]["voted"], line["weights"]["voted"], line["weights"]["charged"]]
@@ -131,7 +130,7 @@ def test_how_many_labels_the_data_dependent_cost_pays_for():
         name: round(mean(name, "steps")) for name in ("published-baseline", "published-a", "published-b", "code-b")
     }
     assert_page_says(
-        "docs/pate.md",
+        "experiments/pages/pate.md",
         f"pays for {labels['published-baseline']:,} labels in the place of 100 at ε = 1, and for "
         f"{labels['published-a']:,} in setup A",
         f"cost ε = {mean('published-baseline', 'exact', 0):.1f} and "

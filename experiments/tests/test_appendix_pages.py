@@ -23,8 +23,7 @@ from experiments.comparing import runs_of
 from experiments.individual_accounting.page import PAIRS
 from experiments.results import finished
 from experiments.settings import Settings, tables
-from pages import ROOT
-from test_words import assert_page_says, rows, section
+from pages import ROOT, assert_page_says, rows, section
 
 DONE, TABLES = finished(), tables()
 
@@ -82,7 +81,7 @@ def test_a_cell_uses_up_the_budgets_of_every_way(monkeypatch):
 
 
 def test_the_pulls_on_the_page_are_those_of_the_results():
-    page = rows((ROOT / "docs" / "alternatives.md").read_text(encoding="utf-8"), cells=4)
+    page = rows((ROOT / "experiments" / "pages" / "alternatives.md").read_text(encoding="utf-8"), cells=4)
     lines = [line_of("alternatives", f"{data}-a")["ratio"] for data in ("mnist", "cifar10")]
     names = [name for name in lines[0] if name != "uniform"]
     for name in names:
@@ -91,7 +90,7 @@ def test_the_pulls_on_the_page_are_those_of_the_results():
     strict = line_of("alternatives", "mnist-b")["ratio"]["one group a step"]
     mnist = line_of("alternatives", "mnist-a")
     assert_page_says(
-        "docs/alternatives.md",
+        "experiments/pages/alternatives.md",
         f"the pull is {strict:.2f}, below DP-SGD",
         f"grows to {mnist['ratio']['larger batch']:.2f} times its size",
         f"the run takes {mnist['longer']:.1f} times the steps",
@@ -100,7 +99,7 @@ def test_the_pulls_on_the_page_are_those_of_the_results():
 
 
 def test_the_costs_of_copies_on_the_page_are_those_of_the_results():
-    page = rows(section("docs/alternatives.md", "Copies of data points (F.2)"))
+    page = rows(section("experiments/pages/alternatives.md", "Copies of data points (F.2)"))
     line = line_of("alternatives", "mnist-a")
     keys = {"exact": "copies", "as the appendix": "as_argued", "one copy, n times the rate": "by_rate"}
     for start, key in {**keys, "one copy, n times the weight": "by_weight"}.items():
@@ -108,7 +107,7 @@ def test_the_costs_of_copies_on_the_page_are_those_of_the_results():
         assert row == [f"{line[key][str(n)]:.3f}" for n in range(1, 6)]
     above = max(line["copies"][str(n)] / line["by_rate"][str(n)] - 1 for n in range(1, 6))
     assert 0.2 < 100 * above < 0.3
-    assert_page_says("docs/alternatives.md", "up to 0.3 % of ε")
+    assert_page_says("experiments/pages/alternatives.md", "up to 0.3 % of ε")
     both = f"spend {line['copies']['2']:.3f}, not {line['as_argued']['2']:.3f}"
     assert_page_says("docs/paper.md", both)
 
@@ -173,7 +172,7 @@ def spread(values: list[float]) -> str:
 
 
 def test_the_accuracies_under_filters_are_those_of_the_results():
-    page = rows((ROOT / "docs" / "individual-accounting.md").read_text(encoding="utf-8"))
+    page = rows((ROOT / "experiments" / "pages" / "individual-accounting.md").read_text(encoding="utf-8"))
     for label, names in MEANS.items():
         assert page[label][: len(names)] == [spread(accuracies(name)) for name in names]
     for label, name in TWO.items():
@@ -202,7 +201,7 @@ def test_what_the_pages_say_about_filters_follows_from_the_results():
     split, left = ([statistics.fmean(accuracies(name, run)) for run in (0, 1)] for name in TWO.values())
     gained, lost = left[0] - split[0], split[1] - left[1]
     assert_page_says(
-        "docs/individual-accounting.md",
+        "experiments/pages/individual-accounting.md",
         f"the first model gains {gained:.1f} points, and the second one loses {lost:.1f}",
     )
 
