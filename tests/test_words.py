@@ -18,6 +18,7 @@ import pytest
 import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
 from epsilons.accounting import rdp
+from epsilons.accounting.profile import Profile
 from epsilons.planning import guarantee
 from pages import PAGES, ROOT, assert_page_says, rows, section, text_of
 from test_imports import imported_modules, source_files
@@ -290,6 +291,31 @@ def test_the_critics_are_cited_where_their_points_are_answered():
     assert page.count("*Done here.*") == page.count("*Not done.*") == 3
     assert_page_says("docs/index.md", "[Limits](limits.md)")
     assert_page_says("README.md", "[Limits](docs/limits.md)")
+
+
+# -- choosing budgets -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_randomly_drawn_budget_is_worth():
+    budgets = Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=60_000, delta=1e-5)
+    one = plan(budgets, Recipe(steps=9_375, batch_size=512, clip_norm=0.2))
+    (phase,) = one.phases
+    profiles = [
+        Profile((SampledGaussian(float(q), float(s), one.steps),), grid=np.linspace(0, 4, 81))
+        for q, s in zip(phase.sample_rate, phase.noise_multiplier, strict=True)
+    ]
+    curves = np.stack([profile.divergence for profile in profiles])  # (levels, directions, points)
+
+    def worth(*weights: float) -> float:
+        mixture = np.tensordot(weights, curves, axes=1).max(axis=0)
+        return float(np.interp(-math.log(1e-5), -np.log(mixture), profiles[0].grid))
+
+    assert worth(0, 0, 1) == pytest.approx(3, abs=0.01)
+    assert_page_says(
+        "docs/choosing-budgets.md",
+        f"is worth ε = {worth(1 / 3, 1 / 3, 1 / 3):.2f}",
+        f"0.05 each, it is worth {worth(0.9, 0.05, 0.05):.2f}",
+    )
 
 
 # -- one number ------------------------------------------------------------------------------------------------------

@@ -12,19 +12,18 @@ from pathlib import Path
 import epsilons
 from epsilons import Budgets, Recipe, plan
 from experiments import opening, reporting
-from experiments.comparing import expected, ledger, runs_of, value, verdict
-from experiments.results import finished
+from experiments.comparing import expected, ledger, verdict
 from experiments.running import missing
-from experiments.settings import tables
 from experiments.strategies import one_after_another
 from pages import ROOT, assert_page_says, rows, section, text_of
+from runs import DONE, TABLES, gains, mean, scores, scores_of, with_cells
 
 SOURCE = Path(epsilons.__file__).parent
 PAPER = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 
 
 def test_how_much_less_noise_pld_needs_in_the_runs_of_that_table():
-    table, less = tables()["pld"], {}
+    table, less = TABLES["pld"], {}
     for settings in (cell.settings for cell in table.cells):
         shares = {float(level): share for level, share in settings.shares.items()}
         budgets = Budgets.from_shares(shares, records=60_000, delta=settings.delta)
@@ -55,46 +54,32 @@ def test_the_paper_s_e_2_is_the_experiments_rule_and_not_the_planner_s():
 
 # -- results ---------------------------------------------------------------------------------------------------------
 
-DONE = finished()
 METHODS = ["mnist-sample-a", "mnist-scale-a", "mnist-sample-b", "mnist-scale-b"]
-
-
-def scores(cell) -> dict[int, float]:
-    return {seed: value(line, "accuracy") for seed, line in runs_of(cell, DONE).items()}
-
-
-def table_scores(table: str, cell: str) -> dict[int, float]:
-    return scores(tables()[table].by_name[cell])
-
-
-def mean(table: str, cell: str) -> float:
-    return statistics.fmean(table_scores(table, cell).values())
-
-
-def gains(table: str, cell: str, over: str) -> list[float]:
-    ours, theirs = table_scores(table, cell), table_scores(table, over)
-    return [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))]
+THEIRS = {name: expected(name) for name in TABLES}
+VERDICTS = [verdict(claim, TABLES[name], theirs, DONE) for name, theirs in THEIRS.items() for claim in theirs.claims]
 
 
 def test_the_readme_s_sentence_on_mnist():
     pairs = [gain for cell in METHODS for gain in gains("table_2", cell, "mnist-dpsgd")]
     assert min(pairs) > 0
     assert_page_says("README.md", f"both methods beat DP-SGD in all {len(pairs)} pairs")
-    for cell in ("mnist-dpsgd", *METHODS):
-        assert abs(mean("table_2", cell) - expected("table_2").cells[cell][0].mean) < 0.1
-        assert len(table_scores("table_2", cell)) == 5
+    for cell in TABLES["table_2"].cells:
+        if cell.settings.dataset == "mnist":
+            assert abs(mean("table_2", cell.name) - THEIRS["table_2"].cells[cell.name][0].mean) < 0.1
+            assert len(scores("table_2", cell.name)) == 5
 
 
 def test_how_much_of_the_gain_on_mnist_is_momentum():
     """With each method at its better momentum, over the seeds that all have; before, at 0.5 for all."""
-    table = tables()["momentum"]
-    at = {c.name: {m: scores(c.but(momentum=m)) for m in (0.0, 0.5)} for c in table.cells if c.name != "mnist-dpsgd-3"}
-    seeds = sorted(set.intersection(*(set(s) for both in at.values() for s in both.values())))
+    cells = [TABLES["momentum"].by_name[name] for name in ("mnist-dpsgd", *METHODS)]
+    found = {cell.name: [scores_of(cell.but(momentum=momentum)) for momentum in (0.0, 0.5)] for cell in cells}
+    seeds = set.intersection(*(set(by_seed) for both in found.values() for by_seed in both))
     means = {
-        name: {m: statistics.fmean(s[seed] for seed in seeds) for m, s in both.items()} for name, both in at.items()
+        name: [statistics.fmean(by_seed[seed] for seed in sorted(seeds)) for by_seed in both]
+        for name, both in found.items()
     }
-    before = {name: means[name][0.5] - means["mnist-dpsgd"][0.5] for name in METHODS}
-    left = {name: max(means[name].values()) - max(means["mnist-dpsgd"].values()) for name in METHODS}
+    before = {name: means[name][1] - means["mnist-dpsgd"][1] for name in METHODS}
+    left = {name: max(means[name]) - max(means["mnist-dpsgd"]) for name in METHODS}
 
     def span(numbers: dict[str, float], setup: str) -> str:
         return " to ".join(sorted({f"{numbers[f'mnist-{method}-{setup}']:.1f}" for method in ("sample", "scale")}))
@@ -105,37 +90,31 @@ def test_how_much_of_the_gain_on_mnist_is_momentum():
         f"{span(before, 'b')} in B"
     )
     assert all(left[name] / before[name] <= 0.5 for name in METHODS)
-    half = "Half or more of that gain is the momentum of 0.5"
-    assert_page_says("README.md", f"{words}, over {count} seeds", half)
+    assert_page_says("README.md", f"{words}, over {count} seeds", "Half or more of that gain is the momentum of 0.5")
     assert_page_says("docs/results.md", f"{words} (`momentum`, {count} seeds)")
 
 
 def test_what_held_rests_on_two_seeds_or_more_and_the_rest_says_that_it_does_not():
-    verdicts = [
-        verdict(claim, table, expected(name), DONE)
-        for name, table in tables().items()
-        for claim in expected(name).claims
-    ]
     held, once = (
         [line for line in section("docs/results.md", title).splitlines() if line.startswith("* ")]
         for title in ("What held", opening.ONCE)
     )
-    assert len(held) == 1 + sum(v.held is True and v.seeds > 1 for v in verdicts)  # and a line on all ledgers
-    assert len(once) == sum(v.seeds == 1 for v in verdicts) > 0
+    assert len(held) == 1 + sum(v.held is True and v.seeds > 1 for v in VERDICTS)  # and a line on all ledgers
+    assert len(once) == sum(v.seeds == 1 for v in VERDICTS) > 0
     assert not any("(1 of 1" in line or "1 of 1 pairs" in line for line in held)
     assert all(re.search(r"1 of [12] seeds|[01] of 1 pairs|of \d+ classes", line) for line in once)
     assert_page_says("docs/results.md", " ".join(opening.ONCE_MEANS.split()))
 
 
 def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
-    table, accuracies = tables()["fashion_mnist"], {"dpsgd": 0.8, "sample-a": 0.9}
+    table, accuracies = TABLES["fashion_mnist"], {"dpsgd": 0.8, "sample-a": 0.9}
 
     def page(seeds: int) -> tuple[str, str]:
         """The opening before and after the heading of claims with one seed."""
-        cells = tuple(cell.model_copy(update={"seeds": tuple(range(seeds))}) for cell in table.cells)
+        cells = [cell.model_copy(update={"seeds": tuple(range(seeds))}) for cell in table.cells]
         scored = [(cell, seed) for cell in cells for seed in cell.seeds if cell.name in accuracies]
         done = {cell.settings.named(seed): {"accuracy": accuracies[cell.name]} for cell, seed in scored}
-        whole = reporting.results_page({"fashion_mnist": table.model_copy(update={"cells": cells})}, done)
+        whole = reporting.results_page({"fashion_mnist": with_cells(table, *cells)}, done)
         return whole.partition("## Why")[0].partition(f"## {opening.ONCE}")[::2]
 
     line = "* Fashion-MNIST, Sample, A: above DP-SGD with every seed"
@@ -145,24 +124,14 @@ def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
 
 
 def test_the_ten_lines_have_the_numbers_of_the_results():
-    cells = [cell for cell in tables()["table_2"].cells if cell.settings.dataset == "mnist"]
-    theirs = expected("table_2").cells
-    assert all(abs(mean("table_2", cell.name) - theirs[cell.name][0].mean) <= 0.1 for cell in cells)
-    opening_lines = section("docs/results.md", "In ten lines")
-    assert f"{mean('features', 'cifar10-scale-a'):.1f} % on CIFAR-10" in opening_lines
-    gain = statistics.fmean(gains("table_2", "mnist-sample-a", "mnist-dpsgd"))
-    assert f"{gain:+.2f}" in opening_lines
-    tested = [
-        found
-        for name, table in tables().items()
-        for claim in expected(name).claims
-        if (found := verdict(claim, table, expected(name), DONE)).found != "not run"
-    ]
-    once = sum(found.seeds == 1 for found in tested)
-    assert f"Of {len(tested)} claims" in opening_lines
-    assert f"{once} rest" in opening_lines
-    assert "not run" not in opening_lines.lower().replace("**not run**: svhn", "")
-    assert opening_lines.count("\n* ") == 10
+    lines = section("docs/results.md", "In ten lines")
+    assert f"{mean('features', 'cifar10-scale-a'):.1f} % on CIFAR-10" in lines
+    assert f"{statistics.fmean(gains('table_2', 'mnist-sample-a', 'mnist-dpsgd')):+.2f}" in lines
+    tested = [found for found in VERDICTS if found.found != "not run"]
+    assert f"Of {len(tested)} claims" in lines
+    assert f"{sum(found.seeds == 1 for found in tested)} rest" in lines
+    assert "not run" not in lines.lower().replace("**not run**: svhn", "")
+    assert lines.count("\n* ") == 10
 
 
 # -- what of the paper is not here -----------------------------------------------------------------------------------
@@ -179,7 +148,6 @@ def states() -> dict[str, list[str]]:
 def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():
     table, cited = states(), set()
     assert len(table) >= 45
-    names = {path.stem for path in (ROOT / "experiments" / "tables").glob("*.toml")}
     for item, (state, *rest) in table.items():
         assert state in STATES, item
         for code in re.findall(r"`([^`]+)`", " ".join(rest)):
@@ -187,18 +155,12 @@ def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():
                 cited.add(code.removeprefix(COMMAND).split()[0])
             elif "/" in code:
                 assert (SOURCE / code).exists() or (ROOT / code).exists(), f"{item}: {code}"
-            elif code in names:
+            elif code in TABLES:
                 cited.add(code)
             else:
                 assert callable(functools.reduce(getattr, code.split("."), epsilons)), f"{item}: {code}"
-    assert cited == names - {
-        "momentum",
-        "pld",
-        "conventions",
-        "fashion_mnist",
-        "features",
-        "visits",
-    }  # these are not in the paper
+    ours = {"momentum", "pld", "conventions", "fashion_mnist", "features", "visits"}  # these are not in the paper
+    assert cited == set(TABLES) - ours
 
 
 def test_what_is_not_here_names_what_is_missing_and_a_command_that_would_run_it():
@@ -210,27 +172,27 @@ def test_what_is_not_here_names_what_is_missing_and_a_command_that_would_run_it(
             name, *options = shlex.split(command.removeprefix(COMMAND))
             given = dict(zip(options[::2], options[1::2], strict=True))
             assert set(given) <= {"--only", "--device"}, command
-            chosen = [job[1] for job in missing([tables()[name]], given.get("--only", "*"))]
+            chosen = [job[1] for job in missing([TABLES[name]], given.get("--only", "*"))]
             assert chosen, command
             if "--device" not in given:  # something of it was not run
-                assert missing([tables()[name]], given.get("--only", "*"), done=DONE), command
+                assert missing([TABLES[name]], given.get("--only", "*"), done=DONE), command
 
 
 def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
-    table, every, numbers = states(), tables(), {1: "one", 2: "two", 5: "five"}
+    table, numbers = states(), {1: "one", 2: "two", 5: "five"}
 
     def seeds(name: str, *cells: str) -> str:
-        (count,) = {len(table_scores(name, cell)) for cell in cells}
+        (count,) = {len(scores(name, cell)) for cell in cells}
         return numbers[count]
 
     assert (
         f"MNIST with {seeds('table_2', 'mnist-dpsgd', *METHODS)} seeds; CIFAR-10 setup A with "
         f"{seeds('table_2', 'cifar10-sample-a', 'cifar10-scale-a')}, DP-SGD with {seeds('table_2', 'cifar10-dpsgd')}"
     ) in table["Accuracy, tuned for each method: MNIST, CIFAR-10"][1]
-    for cell in every["table_2"].cells:
+    for cell in TABLES["table_2"].cells:
         is_left_out = cell.settings.dataset == "svhn" or re.fullmatch("cifar10-.*-b", cell.name) is not None
-        assert is_left_out == (not scores(cell)), cell.name
-    untuned = sorted({len(scores(c)) for c in every["table_untuned"].cells if c.settings.dataset == "cifar10"})
+        assert is_left_out == (not scores_of(cell)), cell.name
+    untuned = sorted({len(scores_of(c)) for c in TABLES["table_untuned"].cells if c.settings.dataset == "cifar10"})
     assert f"{' or '.join(numbers[n] for n in untuned)} seeds" in table["Accuracy, tuned for DP-SGD: CIFAR-10"][1]
     assert f"{seeds('figure_advantage', 'mnist-dpsgd-3')} seeds" in table["MNIST, advantage over DP-SGD"][1]
 
