@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 import epsilons
 from epsilons import Plan, SampledGaussian
 from epsilons.accounting import pld, rdp
+from epsilons.errors import PlanError
 from experiments import cells
 from experiments.individual_accounting import cells as kind
 from experiments.individual_accounting import filters, gaussian, loop
@@ -144,6 +146,11 @@ def test_a_plan_for_all_steps_trains_as_without_a_filter_to_the_last_bit(name):
 # -- the seven unsound variants --------------------------------------------------------------------------------------
 
 
+@cache
+def epsilon_by_pld(history: tuple[SampledGaussian, ...], delta: float) -> float:
+    return pld.epsilon(history, delta, points=2e4)
+
+
 class StopsOnItsOwnPLD(filters.RenyiFilter):
     """2: stops once PLD of what happened reaches the budget."""
 
@@ -155,7 +162,7 @@ class StopsOnItsOwnPLD(filters.RenyiFilter):
         steps = [
             SampledGaussian(float(phase.sample_rate[p]), float(noises[k]), int(taken[k])) for k in taken.nonzero()[0]
         ]
-        return pld.epsilon(steps, float(self.plan.delta[p]), points=2e4)
+        return epsilon_by_pld(tuple(steps), float(self.plan.delta[p]))
 
     def bounds(self, sizes: Tensor) -> Tensor:
         taken = np.zeros((len(sizes), len(self.ladder))) if self.taken is None else self.taken
@@ -309,6 +316,20 @@ def test_a_price_is_never_below_the_cost_and_a_full_step_costs_exactly_its_units
         assert (meter.price[:, 0] == units).all()
         assert (meter.price.numpy() >= costs * units).all()
         assert (meter.price.numpy() <= costs * units + 1).all()
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.3, 1.0, 4.0])
+def test_the_gaussian_profile_is_below_pld_s_bound_and_close_to_it(mu):
+    exact = float(gaussian.epsilon_of(mu, 1e-5)[0])
+    bound = pld.epsilon([SampledGaussian(1.0, 2 / mu, 4)], 1e-5)
+    assert exact <= bound <= exact * 1.005 + 1e-4
+    assert gaussian.delta_of(exact, mu) <= 1e-5 <= gaussian.delta_of(exact * (1 - 1e-9), mu)
+    assert gaussian.epsilon([SampledGaussian(1.0, 2 / mu, 4)], 1e-5) == pytest.approx(exact, rel=1e-12)
+
+
+def test_the_gaussian_profile_is_for_full_batches_only():
+    with pytest.raises(PlanError, match="full batches only"):
+        gaussian.epsilon([SampledGaussian(0.5, 1.0, 1)], 1e-5)
 
 
 # -- the kind of cell ------------------------------------------------------------------------------------------------
