@@ -30,7 +30,7 @@ def slow_epsilon(delta: float, noise: float, rate: float, count: int) -> float:
     return float(brentq(excess, 1e-3, 20))
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))])
 def test_copies_cost_what_a_slow_sum_over_the_mixture_says(count):
     exact = slow_epsilon(1e-3, 3.0, 0.4, count)
     found = alternatives.copies(3.0, 0.4, steps=1, delta=1e-3, count=count)
