@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export EPSILONS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test slow check docs format clean
+.PHONY: setup demo test experiments-test slow check docs format clean
 
 setup: $(READY)  ## .venv, and nothing else
 
@@ -23,8 +23,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesse
 test: $(READY)  ## everything but the long statistical tests
 	$(PYTEST)
 
+experiments-test: $(READY)  ## the tests of experiments/, which `make test` leaves out
+	$(PYTEST) experiments/tests
+
 slow: $(READY)  ## the long ones, too
-	$(PYTEST) --slow
+	$(PYTEST) --slow tests src experiments/tests
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .

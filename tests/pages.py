@@ -1,7 +1,8 @@
-"""The pages of documentation as lists of blocks, and how each kind of block is run."""
+"""The pages of documentation: their sentences and tables, their blocks of code, and how each kind of block is run."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass
@@ -75,3 +76,28 @@ def run_epsilons(command: str) -> str:
         raise AssertionError(f"{command}: {result.exception}") from result.exception
     assert result.exit_code == 0, f"{command}: {result.output}"
     return result.output
+
+
+@functools.cache
+def text_of(page: str) -> str:
+    """A page's text with every run of white space as one space, so that lines may break anywhere."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def assert_page_says(page: str, *sentences: str) -> None:
+    assert [sentence for sentence in sentences if sentence not in text_of(page)] == []
+
+
+def section(page: str, heading: str) -> str:
+    """The text under this heading, up to the next heading of the same or a higher rank."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    match = re.search(rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#{{1,2}} |\Z)", text, flags=re.M | re.S)
+    assert match, f"{page} has no section {heading!r}"
+    return match[2]
+
+
+def rows(text: str, cells: int | None = None) -> dict[str, list[str]]:
+    """The table rows of a text, by their first cell, without rules; only those with so many cells, if given."""
+    lines = [line.strip()[1:-1] for line in text.splitlines() if line.lstrip().startswith("|")]
+    split = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
+    return {row[0]: row[1:] for row in split if cells in (None, len(row)) and not set("".join(row)) <= set("-: ")}

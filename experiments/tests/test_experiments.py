@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,24 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from joblib import delayed, parallel_config
-
-import epsilons
-
-pytest.importorskip("torch")
-
 import torch
+from joblib import delayed, parallel_config
+from scipy.stats import ttest_ind
 from torch import nn
 from torch.nn import functional as F
 
+import epsilons
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
 from experiments import __main__ as commands
-from experiments import cells, figures, idx, reporting, running, training, visits
+from experiments import figures, idx, reporting, running, training, visits
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
-from experiments.settings import HERE, RECORDS, Settings, Table, read_table, tables
-from experiments.strategies import one_after_another
+from experiments.settings import HERE, RECORDS, Cell, Settings, Table, read_table
+from experiments.strategies import most_steps, one_after_another
+from runs import DONE, TABLES, run_cell, with_cells
 
 SHARES = {"1": 0.5, "2": 0.3, "3": 0.2}
 TINY = {"dataset": "digits", "model": "logistic", "steps": 6, "batch_size": 64, "clip_norm": 1.0, "lr": 0.5}
@@ -39,51 +36,15 @@ TINY = {"dataset": "digits", "model": "logistic", "steps": 6, "batch_size": 64, 
 SCALE = Settings(**TINY, strategy="scale", shares=SHARES)
 WATCHED = SCALE.model_copy(update={"evaluations": 3, "watch": 3})
 
-TOML = """
-title = "Digits"
-note = "Tiny."
-[defaults]
-dataset = "digits"
-model = "logistic"
-steps = 6
-batch_size = 64
-clip_norm = 1.0
-lr = 0.5
-evaluations = 2
-seeds = 2
-[[run]]
-name = "plain"
-strategy = "uniform"
-shares = {"1" = 1.0}
-[[run]]
-name = "scale"
-title = "Scale, here"
-strategy = "scale"
-shares = {"1" = 0.5, "2" = 0.5}
-"""
+CELLS = {"plain": {"strategy": "uniform", "shares": {"1": 1.0}}, "scale": {"strategy": "scale", "shares": SHARES}}
 
 
 @pytest.fixture
-def table(tmp_path) -> Table:
-    (tmp_path / "digits.toml").write_text(TOML)
-    return read_table(tmp_path / "digits.toml")
-
-
-@pytest.fixture(autouse=True)
-def _unfinished_runs_are_outside_of_the_checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "UNFINISHED", tmp_path / "unfinished")
-
-
-def test_the_library_never_imports_the_experiments():
-    for path in Path(epsilons.__file__).parent.rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) experiments", path.read_text(encoding="utf-8"), flags=re.M), path
-
-
-def run_cell(settings: Settings, seed: int = 0) -> dict[str, Any]:
-    """The line of one run, which must not fail."""
-    line = cells.run("digits", "cell", settings, seed, "cpu")
-    assert "error" not in line, line
-    return line
+def table() -> Table:
+    """Two cells with two seeds each."""
+    every = {name: Settings(**TINY | chosen, evaluations=2) for name, chosen in CELLS.items()}
+    cells = [Cell(name=name, title=name, settings=settings, seeds=(0, 1)) for name, settings in every.items()]
+    return Table(name="digits", title="Digits", note="Tiny.", cells=tuple(cells))
 
 
 #: What a repeated or continued run must reproduce.
@@ -115,8 +76,7 @@ def test_a_training_cell_spends_what_its_strategy_targets_and_never_more(kind):
     settings = Settings(**TINY | TRAININGS[kind], evaluations=2)
     line = run_cell(settings, seed=1)
     assert line["charged"] == line["steps"] == line["updates_timed"]
-    if kind != "in turn":
-        assert line["steps"] == 6
+    assert line["steps"] == 6 or kind == "in turn"
     most, least = ledger(line)
     assert most <= 1
     assert least >= (0.9 if kind == "in turn" else 0.99)  # a handful of whole steps do not use up a small budget
@@ -152,10 +112,10 @@ def test_the_setting_keep_keeps_the_records_of_one_level_with_their_budgets():
     data = epsilons.data.load("digits", "train")
     budgets = training.budgets_of(settings, len(data.targets), seed=3)
     part, part_budgets = training.kept(settings, data, budgets)
-    rows = [i for i in range(len(data.targets)) if budgets.epsilons[budgets.group[i]] == 1.0]
-    assert len(part_budgets) == len(part.targets) == len(rows) == budgets.counts[0]
-    assert (part.inputs == data.inputs[rows]).all()
-    assert (part.targets == data.targets[rows]).all()
+    rows = np.flatnonzero(budgets.epsilons[budgets.group] == 1.0)
+    assert len(part_budgets) == len(rows) == budgets.counts[0]
+    np.testing.assert_array_equal(part.inputs, data.inputs[rows])
+    np.testing.assert_array_equal(part.targets, data.targets[rows])
     assert part_budgets.epsilons.tolist() == [1.0]
 
 
@@ -216,29 +176,33 @@ def test_idx_files_become_parquet_files_with_their_images_and_labels(tmp_path, m
         idx.convert(tmp_path, "fashion-mnist", tmp_path / "again")
 
 
-def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_groups_in_turn_take_the_most_steps_that_their_budget_allows(name):
     budgets = epsilons.Budgets.from_shares({1.0: 0.5, 2.0: 0.3, 3.0: 0.2}, records=2_000)
     recipe = epsilons.Recipe(steps=1, batch_size=100, clip_norm=0.5)
-    for name, accountant in ACCOUNTANTS.items():
-        made = epsilons.plan(budgets, recipe, one_after_another, accountant=name, noise_multiplier=2.5)
-        for group, phase in enumerate(made.phases):
-            assert (phase.sample_rate > 0).tolist() == [g == group for g in range(3)]
-            one_more = epsilons.SampledGaussian(100 / int(budgets.counts[group]), 2.5, phase.steps + 1)
-            assert accountant([one_more], 1e-5) > budgets.epsilons[group] >= made.epsilon_spent()[group]
-        turned = epsilons.plan(
-            budgets, recipe, one_after_another, accountant=name, noise_multiplier=2.5, loosest_first=True
-        )
-        assert [phase.steps for phase in turned.phases] == [phase.steps for phase in reversed(made.phases)]
-        assert [int(phase.sample_rate.argmax()) for phase in turned.phases] == [2, 1, 0]
-        assert (turned.epsilon_spent() == made.epsilon_spent()).all()
+    made, turned = (
+        epsilons.plan(budgets, recipe, one_after_another, name, noise_multiplier=2.5, loosest_first=loosest_first)
+        for loosest_first in (False, True)
+    )
+    for group, (phase, count) in enumerate(zip(made.phases, budgets.counts, strict=True)):
+        assert (phase.sample_rate > 0).tolist() == [g == group for g in range(3)]
+        one_more = epsilons.SampledGaussian(100 / int(count), 2.5, phase.steps + 1)
+        assert ACCOUNTANTS[name]([one_more], 1e-5) > budgets.epsilons[group] >= made.epsilon_spent()[group]
+    assert [phase.steps for phase in turned.phases] == [phase.steps for phase in reversed(made.phases)]
+    assert [int(phase.sample_rate.argmax()) for phase in turned.phases] == [2, 1, 0]
+    assert (turned.epsilon_spent() == made.epsilon_spent()).all()
     with pytest.raises(PlanError, match="single step"):
-        epsilons.plan(budgets, recipe, one_after_another, noise_multiplier=0.1)
+        epsilons.plan(budgets, recipe, one_after_another, name, noise_multiplier=0.1)
+
+
+def test_most_steps_is_the_largest_number_within_a_budget():
+    assert most_steps(lambda steps: steps / 10, 3.75) == 37
 
 
 # -- nothing is run twice ------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_run_once_and_the_next_call_makes_only_missing_runs(table, tmp_path, monkeypatch):
+def test_a_table_is_run_once_and_the_next_call_makes_only_missing_runs(table, tmp_path, monkeypatch, unfinished):
     folder = tmp_path / "results"
     assert running.run_tables([table], only="plain", seeds=1, jobs=1, threads=2, device="cpu", folder=folder) == []
     assert [line["machine"]["threads"] for line in finished(folder).values()] == [2]
@@ -246,7 +210,7 @@ def test_a_table_is_run_once_and_the_next_call_makes_only_missing_runs(table, tm
     assert missing == [("scale", 0), ("plain", 1), ("scale", 1)]
     assert running.run_tables([table], jobs=1, device="cpu", folder=folder) == []
     assert len(finished(folder)) == 4
-    assert not list(training.UNFINISHED.iterdir())
+    assert not list(unfinished.iterdir())
     before = (folder / "digits.jsonl").read_bytes()
     monkeypatch.setattr(running, "run", lambda *_: pytest.fail("run again"))
     assert running.run_tables([table], device="cpu", folder=folder) == []
@@ -256,7 +220,7 @@ def test_a_table_is_run_once_and_the_next_call_makes_only_missing_runs(table, tm
 @pytest.mark.slow
 def test_processes_in_parallel_compute_what_one_process_computes(table, tmp_path):
     assert running.run_tables([table], jobs=2, device="cpu", folder=tmp_path) == []
-    again = cells.run("digits", "scale", table.by_name["scale"].settings, 1, "cpu")
+    again = run_cell(table.by_name["scale"].settings, seed=1)
     assert values_of(finished(tmp_path)[again["id"]]) == values_of(again)
 
 
@@ -277,12 +241,12 @@ def test_with_again_a_finished_run_is_repeated_and_its_result_replaced(table, tm
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_a_result_that_was_not_written_is_there_without_a_second_training():
+def test_a_result_that_was_not_written_is_there_without_a_second_training(unfinished):
     first, again = run_cell(SCALE), run_cell(SCALE)
     assert (first["updates_timed"], again["updates_timed"]) == (6, 0)
     assert values_of(again) == values_of(first)
     training.forget(first)
-    assert not list(training.UNFINISHED.iterdir())
+    assert not list(unfinished.iterdir())
     assert run_cell(SCALE)["updates_timed"] == 6
 
 
@@ -304,37 +268,31 @@ def test_by_default_as_many_runs_start_as_there_are_cores_for(table, tmp_path, m
 def test_runs_are_written_into_the_folder_that_out_names(tmp_path, monkeypatch):
     seen: list[Path] = []
     monkeypatch.setattr(commands, "run_tables", lambda *_, folder, **__: seen.append(folder))
-    commands.run([next(iter(tables()))], out=tmp_path)
+    commands.run([next(iter(TABLES))], out=tmp_path)
     assert seen == [tmp_path]
 
 
-def test_an_interrupted_run_continues_and_ends_as_if_uninterrupted(monkeypatch):
+def test_an_interrupted_run_continues_and_ends_as_if_uninterrupted(monkeypatch, unfinished):
+    """Also if the last line of its scores is incomplete."""
     uninterrupted = run_cell(WATCHED)
     training.forget(uninterrupted)
     scores, calls = training.scores_by_group, []
 
-    def fails_the_third_time(*given):
+    def fails_the_second_time(*given):
         calls.append(given)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return scores(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "scores_by_group", fails_the_third_time)
+        patched.setattr(training, "scores_by_group", fails_the_second_time)
         with pytest.raises(KeyboardInterrupt):
             training.train(WATCHED, seed=0, device="cpu")
+    (watched,) = unfinished.glob("*.groups.jsonl")
+    watched.write_text(watched.read_text() + '{"step": 4, "lo')
     continued = training.train(WATCHED, seed=0, device="cpu")
     assert continued["updates_timed"] < uninterrupted["updates_timed"] == 6
     assert values_of(continued) == values_of(uninterrupted)
-
-
-def test_an_incomplete_line_of_scores_is_removed_before_the_next():
-    uninterrupted = run_cell(WATCHED)
-    (watched,) = training.UNFINISHED.glob("*.groups.jsonl")
-    training.forget(uninterrupted)
-    training.UNFINISHED.mkdir(exist_ok=True)
-    watched.write_text('{"step": 2, "lo')
-    assert training.train(WATCHED, seed=0, device="cpu")["groups"] == uninterrupted["groups"]
 
 
 def test_a_run_with_missing_updates_is_made_again_and_never_kept(monkeypatch):
@@ -354,7 +312,7 @@ def test_a_run_with_missing_updates_is_made_again_and_never_kept(monkeypatch):
 
 
 def test_best_momenta_are_compared_on_the_seeds_that_both_methods_have():
-    table = tables()["momentum"]
+    table = TABLES["momentum"]
     plain, sample, scale = table.cells[:3]
     accuracies = [
         (plain, 0.5, [0.96, 0.94]),
@@ -375,10 +333,7 @@ def test_best_momenta_are_compared_on_the_seeds_that_both_methods_have():
 
 
 def test_a_run_that_fails_is_reported_and_not_kept(table, tmp_path):
-    broken = table.cells[0].model_copy(
-        update={"settings": Settings(**TINY | {"model": "none"}, strategy="scale", shares=SHARES)}
-    )
-    mixed = table.model_copy(update={"cells": (broken, table.cells[1])})
+    mixed = with_cells(table, table.cells[0].but(model="none"), table.cells[1])
     failures = running.run_tables([mixed], seeds=1, device="cpu", folder=tmp_path / "results")
     assert len(failures) == 1
     assert "No model is called 'none'" in failures[0]
@@ -415,7 +370,9 @@ def test_an_unknown_cell_backend_or_key_is_refused_with_the_known_ones(table, tm
         running.run_tables([table], only="scall", folder=tmp_path)
     with pytest.raises(InputError, match="loky, dask, ray"):
         running.run_tables([table], backend="threads", folder=tmp_path)
-    (tmp_path / "wrong.toml").write_text(TOML.replace("momentum", "").replace("lr = 0.5", "learning = 0.5"))
+    keys = {**TINY, "name": "plain", "strategy": "scale", "learning": 0.5}
+    rows = [f"{key} = {json.dumps(chosen)}" for key, chosen in keys.items()]
+    (tmp_path / "wrong.toml").write_text("\n".join(["title = 'Digits'", "[[run]]", *rows]))
     with pytest.raises(InputError, match=r"'plain' of wrong.toml: learning"):
         read_table(tmp_path / "wrong.toml")
 
@@ -423,10 +380,10 @@ def test_an_unknown_cell_backend_or_key_is_refused_with_the_known_ones(table, tm
 # -- the paper's numbers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tables())
+@pytest.mark.parametrize("name", TABLES)
 def test_every_cell_has_the_paper_s_numbers_or_a_reason_for_none(name):
-    table, theirs = tables()[name], expected(name)
-    assert {path.stem for path in (HERE / "expected").glob("*.json")} == set(tables())
+    table, theirs = TABLES[name], expected(name)
+    assert {path.stem for path in (HERE / "expected").glob("*.json")} == set(TABLES)
     assert set(theirs.cells) | set(theirs.not_printed) == set(table.by_name)
     assert not set(theirs.cells) & set(theirs.not_printed)
     assert all((theirs.source, theirs.unit))
@@ -437,20 +394,18 @@ def test_every_cell_has_the_paper_s_numbers_or_a_reason_for_none(name):
 
 
 def test_full_length_cells_have_the_steps_of_the_paper_s_code():
-    steps = {
-        cell.name: cell.settings.recipe(RECORDS[cell.settings.dataset]).steps for cell in tables()["table_2"].cells
-    }
+    steps = {cell.name: cell.settings.recipe(RECORDS[cell.settings.dataset]).steps for cell in TABLES["table_2"].cells}
     assert {steps[name] for name in steps if name.startswith("mnist")} == {9_440}
     assert (steps["cifar10-dpsgd"], steps["cifar10-sample-a"], steps["cifar10-scale-a"]) == (1_470, 2_940, 3_430)
-    assert tables()["conventions"].cells[0].settings.recipe(60_000).steps == 9_375
-    assert {c.settings.recipe(50_000).steps for c in tables()["table_untuned"].cells if "cifar" in c.name} == {1_470}
+    assert TABLES["conventions"].cells[0].settings.recipe(60_000).steps == 9_375
+    assert {c.settings.recipe(50_000).steps for c in TABLES["table_untuned"].cells if "cifar" in c.name} == {1_470}
 
 
 def test_the_paper_s_parameters_are_reproduced_but_for_inconsistent_entries():
     """The oracle is the printed table; every entry that does not come out is one that is named as inconsistent."""
     theirs, wrong, right = expected("parameters"), 0, 0
-    for cell in tables()["parameters"].cells:
-        line = cells.run("parameters", cell.name, cell.settings, 0)
+    for cell in TABLES["parameters"].cells:
+        line = run_cell(cell.settings)
         for printed in theirs.cells[cell.name]:
             compared = Compared(printed, (value(line, printed.quantity),))
             assert compared.agrees != bool(printed.contradicts), (cell.name, printed, compared.mean)
@@ -459,13 +414,11 @@ def test_the_paper_s_parameters_are_reproduced_but_for_inconsistent_entries():
 
 
 def test_welch_s_test_is_scipy_s_on_the_samples_themselves():
-    from scipy import stats
-
     coins = np.random.default_rng(0)
     ours, theirs = coins.normal(97.7, 0.1, 5), coins.normal(97.8, 0.1, 10)
     printed = Printed("accuracy", float(theirs.mean()), sd=float(theirs.std(ddof=1)), trials=10)
     compared = Compared(printed, tuple(ours))
-    assert compared.p == pytest.approx(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
+    assert compared.p == pytest.approx(ttest_ind(ours, theirs, equal_var=False).pvalue)
     assert Compared(printed, (97.7,)).p is None
     assert Compared(Printed("accuracy", 97.6), tuple(ours)).p is None
 
@@ -479,7 +432,7 @@ def _lines(table: Table, scores: dict[str, list[float]]) -> dict[str, dict]:
 
 
 def test_a_claim_holds_with_all_seeds_only_and_is_broken_by_one_pair():
-    table, theirs = tables()["table_2"], expected("table_2")
+    table, theirs = TABLES["table_2"], expected("table_2")
     within = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "within" in c)
     above = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "above" in c)
     good, bad = [97.7] * 5, [97.0] * 5
@@ -503,10 +456,9 @@ def test_a_claim_holds_with_all_seeds_only_and_is_broken_by_one_pair():
 
 
 def test_every_cell_that_was_not_run_says_so():
-    every = tables()
-    page = reporting.results_page(every, {})
+    page = reporting.results_page(TABLES, {})
     sections = page.split("\n## ")
-    for table in every.values():
+    for table in TABLES.values():
         (section,) = [part for part in sections if part.startswith(f"{table.title}\n")]
         assert f"* Not run yet, of `{table.name}`: {'; '.join(cell.title for cell in table.cells)}\n" in page
         if table.name in reporting.SECTIONS:
@@ -518,20 +470,11 @@ def test_every_cell_that_was_not_run_says_so():
 
 
 def test_the_page_shows_both_numbers_their_difference_and_the_seeds():
-    table = tables()["table_2"]
-    done = _lines(table, {"mnist-dpsgd": [96.7, 96.9]})
-    (row,) = [
-        r for r in reporting.results_page({"table_2": table}, done).splitlines() if r.startswith("| MNIST, DP-SGD")
-    ]
-    shown = [part.strip() for part in row.strip("|").split("|")]
+    done = _lines(TABLES["table_2"], {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]})
+    opening, _, tables = reporting.results_page({"table_2": TABLES["table_2"]}, done).partition("## Why")
+    (row,) = [row for row in tables.splitlines() if row.startswith("| MNIST, DP-SGD")]
     p = Compared(expected("table_2").cells["mnist-dpsgd"][0], (96.7, 96.9)).p
-    assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing: seeds 2, 3, 4"]
-
-
-def test_the_opening_names_cells_with_some_of_their_seeds_and_with_none():
-    table = tables()["table_2"]
-    done = _lines(table, {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]})
-    opening, _, _ = reporting.results_page({"table_2": table}, done).partition("## Why")
+    assert row.endswith(f"| 96.75 ± 0.15 | 96.80 ± 0.14 | +0.05 | {p:.2g} | 2 of 5; missing: seeds 2, 3, 4 |")
     assert "* Seeds missing, of `table_2`: MNIST, DP-SGD, ε = 1 (2 of 5)\n" in opening
     (never,) = [row for row in opening.splitlines() if row.startswith("* Not run yet, of `table_2`")]
     assert "CIFAR10, Sample, A;" in never
@@ -540,10 +483,10 @@ def test_the_opening_names_cells_with_some_of_their_seeds_and_with_none():
 
 @pytest.mark.parametrize("name", reporting.BESIDE)
 def test_a_setting_is_compared_with_our_runs_of_table_2_seed_by_seed(name):
-    table = tables()[name]
-    there = table.model_copy(update={"cells": tuple(cell.but(**reporting.BESIDE[name]) for cell in table.cells)})
+    table = TABLES[name]
+    there = with_cells(table, *(cell.but(**reporting.BESIDE[name]) for cell in table.cells))
     cell = table.cells[1]
-    assert there.by_name[cell.name].settings == tables()["table_2"].by_name[cell.name].settings
+    assert there.by_name[cell.name].settings == TABLES["table_2"].by_name[cell.name].settings
     done = _lines(there, {cell.name: [97.0, 97.5]}) | _lines(table, {cell.name: [97.25]})
     part = reporting.results_page({name: table}, done).partition("### Compared with our runs")[2]
     (row,) = [row for row in part.splitlines() if row.startswith(f"| {cell.title} | 97.00")]
@@ -561,27 +504,27 @@ def test_a_ledger_is_compared_with_the_target_of_its_strategy():
 
 
 def test_the_page_in_the_documentation_is_rendered_from_the_results():
-    page = reporting.results_page(tables(), finished())
+    page = reporting.results_page(TABLES, DONE)
     assert (reporting.DOCS / "results.md").read_text(encoding="utf-8") == page, "python -m experiments report"
 
 
 def test_figures_are_drawn_from_runs(tmp_path):
-    table = tables()["consumption"]
-    done = {c.settings.named(0): cells.run("consumption", c.name, c.settings, 0) for c in table.cells}
+    table = TABLES["consumption"]
+    done = {c.settings.named(0): run_cell(c.settings) for c in table.cells}
     made = reporting.draw({"consumption": table}, done, tmp_path)
     assert list(made) == ["consumption.svg"]
     assert (tmp_path / "consumption.svg").read_text().lstrip().startswith("<?xml")
-    assert reporting.draw(tables(), {}, tmp_path) == {}
+    assert reporting.draw(TABLES, {}, tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["table_2", "figure_advantage", "convergence"])
 def test_a_figure_names_every_cell_that_was_not_run(name, tmp_path, monkeypatch):
-    table = tables()[name]
+    table = TABLES[name]
     scale = next(cell for cell in table.cells if "scale" in cell.name)
     one = scale.settings.named(0)
     drawn = []
     monkeypatch.setattr(figures.plt, "close", drawn.append)
-    reporting.draw({name: table}, {one: finished()[one]}, tmp_path)
+    reporting.draw({name: table}, {one: DONE[one]}, tmp_path)
     axes = drawn[0].axes[0]
     shown = [text.get_text() for text in axes.get_yticklabels()] + axes.get_legend_handles_labels()[1]
     for cell in table.cells:
@@ -590,8 +533,8 @@ def test_a_figure_names_every_cell_that_was_not_run(name, tmp_path, monkeypatch)
 
 
 def test_every_kept_run_belongs_to_a_cell_and_met_its_budgets():
-    wanted = {c.settings.named(seed): c for table in tables().values() for c in table.cells for seed in c.seeds}
-    for line in finished().values():
+    wanted = {c.settings.named(seed): c for table in TABLES.values() for c in table.cells for seed in c.seeds}
+    for line in DONE.values():
         settings = wanted[line["id"]].settings
         assert settings.model_dump() | line["settings"] == settings.model_dump()  # whole: a default may change
         assert set(settings.model_dump(exclude_defaults=True)) <= set(line["settings"])  # later settings: the default
@@ -604,23 +547,10 @@ def test_every_kept_run_belongs_to_a_cell_and_met_its_budgets():
 @pytest.mark.parametrize("kind", ["sample", "scale"])
 def test_a_gpu_computes_the_cell_that_a_cpu_computes(kind):
     settings = Settings(**TINY | TRAININGS[kind], evaluations=2)
-    gpu, cpu = (cells.run("digits", "cell", settings, seed=0, device=device) for device in ("cuda", "cpu"))
-    assert "error" not in gpu, gpu
+    gpu, cpu = (run_cell(settings, device=device) for device in ("cuda", "cpu"))
     assert (gpu["plan"], gpu["spent"]) == (cpu["plan"], cpu["spent"])
     for there, here in zip(gpu["groups"], cpu["groups"], strict=True):
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
-@pytest.mark.parametrize(("name", "cell"), [("table_2", "mnist-scale-a"), ("table_untuned", "cifar10-sample-a")])
-def test_a_cell_of_the_paper_runs_on_the_real_data(name, cell):
-    settings = tables()[name].by_name[cell].settings
-    few = settings.model_copy(update={"epochs": None, "steps": 3, "evaluations": 1})
-    line = cells.run(name, cell, few, seed=0, device="cpu")
-    assert "error" not in line, line
-    assert line["charged"] == 3
-    assert sum(n for _, n in line["per_class"]) == 10_000
 
 
 def test_the_table_on_the_page_of_persons_is_that_of_the_results():
@@ -632,15 +562,8 @@ def test_the_table_on_the_page_of_persons_is_that_of_the_results():
 
 def test_rows_that_share_a_budget_spend_that_of_their_person():
     """By group privacy, k rows at (ε/k, δ/(k e^{(k-1)ε/k})) are (ε, δ) for all."""
-    settings = visits.VisitSettings(
-        dataset="adult",
-        strategy="scale",
-        steps=1,
-        batch_size=1,
-        clip_norm=1.0,
-        shares={"2": 1.0},
-        budget_of="row, divided",
-    )
+    few = {"dataset": "adult", "strategy": "scale", "steps": 1, "batch_size": 1, "clip_norm": 1.0}
+    settings = visits.VisitSettings(**few, shares={"2": 1.0}, budget_of="row, divided")
     budgets = visits.budgets_of(settings, np.array([0, 0, 0, 1]), 2, seed=0)
     pairs = list(zip(budgets.epsilons[budgets.group], budgets.delta[budgets.group], strict=True))
     for (epsilon, delta), k in zip(pairs, (3, 3, 3, 1), strict=True):
