@@ -25,21 +25,18 @@ def config_page() -> str:
             f"## [{name}]",
             "",
             inspect.cleandoc(section.__doc__),
-            "",
-            "| key | default | |",
-            "|---|---|---|",
         ]
         for key, value in section.model_fields.items():
-            lines.append(f"| `{key}` | {_default(value)} | {' '.join(value.description.split())} |")
+            lines += ["", f"`{key}`{_default(value)}", f":   {' '.join(value.description.split())}"]
     return "\n".join(lines) + "\n"
 
 
 def _default(value: Any) -> str:
     if value.is_required():
-        return "required"
+        return ", required"
     if isinstance(value.default, bool):
-        return f"`{str(value.default).lower()}`"
-    return f"`{value.default}`" if value.default not in (None, [], {}) else ""
+        return f", default `{str(value.default).lower()}`"
+    return f", default `{value.default}`" if value.default not in (None, [], {}, "") else ""
 
 
 if __name__ == "__main__":
