@@ -19,7 +19,7 @@ import pytest
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
-from epsilons.accounting import rdp
+from epsilons.accounting import pld, rdp
 from epsilons.planning import guarantee
 from experiments import opening, reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict
@@ -561,6 +561,26 @@ def test_the_critics_are_cited_where_their_points_are_answered():
     assert page.count("*Done here.*") == page.count("*Not done.*") == 3
     assert_page_says("docs/index.md", "[Limits](concepts.md#limits)")
     assert_page_says("README.md", "[Limits](docs/concepts.md#limits)")
+
+
+# -- tuning.md -------------------------------------------------------------------------------------------------------
+
+
+def test_what_cross_validation_costs_on_the_page_of_tuning():
+    """5 folds and 4 candidates: 21 fits, a record is in 17."""
+    budgets = Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=6_000)
+    recipe = Recipe(steps=200, batch_size=300, clip_norm=1.0)
+    alone, together = plan(budgets, recipe), plan(budgets, recipe, runs=5 * 4 + 1)
+    fits = [SampledGaussian(0.05, float(sigma), steps=200 * (4 * 4 + 1)) for sigma in alone.noise_multiplier]
+    strict, loose = (pld.epsilon([one], 1e-5) for one in fits)
+    more = together.noise_multiplier / alone.noise_multiplier
+    assert (together.epsilon_spent() <= [1.0, 4.0]).all()
+    assert_page_says(
+        "docs/tuning.md",
+        "17 (68) under 21 plans for one run each",
+        f"{strict:.2f} ({loose:.1f}) under the same plans",
+        f"with {more[0]:.1f} ({more[1]:.1f}) times the noise: at most √21 = {math.sqrt(21):.1f} times",
+    )
 
 
 # -- one number ------------------------------------------------------------------------------------------------------
