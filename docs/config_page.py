@@ -1,4 +1,4 @@
-"""The reference of config files: python docs/config_page.py > docs/config.md"""
+"""The keys of a config file: a hook of mkdocs adds them to config.md; the script prints them."""
 
 import inspect
 from typing import Any, get_args
@@ -6,41 +6,33 @@ from typing import Any, get_args
 from epsilons.configs.config import Config
 
 
-def config_page() -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs with every page."""
+    return markdown + config_keys() if page.file.src_uri == "config.md" else markdown
+
+
+def config_keys() -> str:
     """Every section and key of a config file, as Markdown."""
-    lines = [
-        "# Config files",
-        "",
-        "The sections and keys of the file that `epsilons train` reads. `epsilons init` drafts one",
-        "from your data. This page is printed by `python docs/config_page.py`.",
-    ]
+    lines = []
     for name, field in Config.model_fields.items():
         # A section that may be missing is a union with None.
         section: Any = next(
             (part for part in get_args(field.annotation) if part is not type(None)),
             field.annotation,
         )
-        lines += [
-            "",
-            f"## [{name}]",
-            "",
-            inspect.cleandoc(section.__doc__),
-            "",
-            "| key | default | |",
-            "|---|---|---|",
-        ]
+        lines += ["", f"## [{name}]", "", inspect.cleandoc(section.__doc__)]
         for key, value in section.model_fields.items():
-            lines.append(f"| `{key}` | {_default(value)} | {' '.join(value.description.split())} |")
+            lines += ["", f"`{key}`{_default(value)}", f":   {' '.join(value.description.split())}"]
     return "\n".join(lines) + "\n"
 
 
 def _default(value: Any) -> str:
     if value.is_required():
-        return "required"
+        return ", required"
     if isinstance(value.default, bool):
-        return f"`{str(value.default).lower()}`"
-    return f"`{value.default}`" if value.default not in (None, [], {}) else ""
+        return f", default `{str(value.default).lower()}`"
+    return f", default `{value.default}`" if value.default not in (None, [], {}, "") else ""
 
 
 if __name__ == "__main__":
-    print(config_page(), end="")
+    print(config_keys(), end="")

@@ -55,7 +55,13 @@ def _convex(argument: tuple[float, float, float], excess: tuple[mpmath.mpf, ...]
         return bool(excess[1] * (c - a) <= excess[0] * (c - b) + excess[2] * (b - a))
 
 
-#: α − 2 < 0, between 0 and 1, and above: the three cases of the proof (docs/planning.md).
+#: α − 2 < 0, between 0 and 1, and above: the three cases of the proof. Let w = exp((2z − 1)/2σ²), z ~ N(0, σ²), and
+#: u = q(w − 1). A_α is convex in q, since ∂²A/∂q² = α(α − 1)·E[(w − 1)²·(1 + u)^{α−2}] ≥ 0. It is convex in x = 1/σ²,
+#: too: w has the distribution of geometric Brownian motion at time x, so ∂/∂x E φ(w) = ½·E[w²φ''(w)] (Itô). Applied
+#: twice to φ(w) = s^α, s = 1 − q + qw, with b = α − 2 > −1 and v = qw/s in [0, 1), ∂²A/∂x² = ¼·E[w²·(w²φ'')''] with
+#: (w²φ'')'' = α(α − 1)·q²·s^b·g(v), g(v) = 2 + 4bv + b(b − 1)v². For b = 0 or b ≥ 1 no term of g is negative. For
+#: 0 < b < 1 g is concave, so its minimum is at an end, g(0) = 2 or g(1) = (b + 1)(b + 2). For −1 < b < 0 it is convex
+#: with its vertex at 2/(1 − b) > 1, so it falls to g(1) > 0. No plan uses chords; this shows that they would be bounds.
 ORDERS_OF_THE_PROOF = (1.02, 1.6, 2.0, 2.7, 2.05, 3.0, 9.3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import runpy
 import signal
 import tempfile
@@ -219,9 +220,8 @@ def test_both_epoch_conventions_give_the_published_steps(convention, records, ba
 
 
 def test_the_reference_page_describes_the_keys_as_the_code_does():
-    page = runpy.run_path(str(ROOT / "docs" / "config_page.py"))["config_page"]()
-    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == page
-    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    page = runpy.run_path(str(ROOT / "docs" / "config_page.py"))["config_keys"]()
+    rows = dict(re.findall(r"^`(\w+)`.*\n:   (.+)$", page, flags=re.M))
     for name in get_args(TrainingSection.model_fields["optimizer"].annotation):
         assert name in rows["optimizer"].partition("One of")[2]
     assert "empty cell becomes the middle" in rows["numeric"]

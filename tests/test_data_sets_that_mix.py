@@ -142,9 +142,9 @@ def test_a_sound_data_set_moves_no_other_record() -> None:
     assert moved(SOUND["records_of_different_sizes"]) == 0
 
 
-def test_the_page_of_pitfalls_lists_what_no_check_finds() -> None:
+def test_the_page_of_concepts_lists_what_no_check_finds() -> None:
     """With the same sizes, in the same order, and nothing else."""
-    page = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text(encoding="utf-8")
     table = page.partition("| not found | moves the others by |")[2].partition("\n\n")[0].splitlines()[2:]
     assert [float(line.split("|")[2]) for line in table] == [round(size, 1) for size in UNSEEN.values()]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from epsilons import planning
+from epsilons.configs.config import Config
 from epsilons.errors import DOCS
 from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
@@ -69,7 +70,9 @@ def other_command_works(command: str) -> bool:
 
 
 #: test_recipes.py runs docs/recipes.md, with stand-ins for the trackers that are not installed.
-RUN_HERE = [p for p in PAGES if (blocks(p, "python") or blocks(p, "console")) and p.name != "recipes.md"]
+RUN_HERE = [
+    p for p in PAGES if any(blocks(p, kind) for kind in ("python", "console", "toml")) and p.name != "recipes.md"
+]
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=name_of)
@@ -94,6 +97,12 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
             assert not missing, f"line {block.line}: not printed by the command"
         if block.language != "console":
             printed = None
+
+
+def test_the_config_for_hospital_files_is_one_that_training_reads():
+    (stated,) = [block for block in blocks(ROOT / "docs" / "tables.md", "toml") if "\nperson" in block.text]
+    config = Config.model_validate(tomllib.loads(stated.text))
+    assert (config.data.person, config.budgets.file) == ("Patient", "consent.csv")
 
 
 def was_printed(line: str, output: str) -> bool:

@@ -413,7 +413,7 @@ def test_two_wards_of_other_programs_that_spell_ids_in_six_ways(trained):
     as_text("haus2.txt", other.table(header, rows[1::2]), "\t", "cp1252")
     listed = Program(lambda n: f"ANNA-{n:04}", german, with_points).wishes(columns, rng, people)
     as_text("liste.csv", listed, "\t", "utf-16")
-    with open("visits.csv", "w", newline="", encoding="utf-8") as file:  # as docs/tables.md does
+    with open("visits.csv", "w", newline="", encoding="utf-8") as file:  # as docs/tables.md says
         joined = csv.DictWriter(file, header)
         joined.writeheader()
         for ward, separator, encoding in (("haus1.csv", ",", "utf-8"), ("haus2.txt", "\t", "cp1252")):

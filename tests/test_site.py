@@ -8,9 +8,11 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from epsilons.cli.config import Config
 
 from pages import ROOT
 
@@ -78,3 +80,12 @@ def test_docstrings_become_lists_and_code_and_are_not_run_together(site):
     assert [re.findall(r"<p>[^<]*\S {3,}\S", page) for page in pages] == [[]] * len(pages)
     assert not any("<blockquote>" in page for page in pages)
     assert sum(page.count("<dt>") for page in pages) > 50
+
+
+def test_the_page_of_configs_has_every_section_and_key(site):
+    ((page, _),) = [(file, parsed) for file, parsed in site.items() if file.name == "config.html"]
+    text = page.read_text(encoding="utf-8")
+    for name, field in Config.model_fields.items():
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if hasattr(kind, "model_fields")]
+        assert f"[{name}]" in text
+        assert [key for kind in kinds for key in kind.model_fields if f"<dt><code>{key}</code>" not in text] == []

@@ -17,9 +17,9 @@ import pytest
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning
-from epsilons.accounting import rdp
+from epsilons.accounting import pld, rdp
 from epsilons.accounting.profile import Profile
-from epsilons.ledger.ledger import run_folder
+from epsilons.ledger import run_folder
 from epsilons.planning import guarantee
 from pages import PAGES, ROOT, assert_page_says, rows, section, text_of
 from test_imports import imported_modules, source_files
@@ -111,9 +111,9 @@ def test_a_class_that_a_module_s_docstring_lists_is_where_it_says():
 
 
 def named_in(column: int) -> set[str]:
-    """All code in this column of the tables of docs/naming.md, without the first column."""
-    tables = [rows(section("docs/naming.md", heading)) for heading in ("Quantities", "Algorithms", "Training")]
-    return {name for table in tables for row in table.values() for name in re.findall(r"`([^`]+)`", row[column])}
+    """All code in this column of the table of names in docs/concepts.md, without the first column."""
+    table = rows(section("docs/concepts.md", "Names"))
+    return {name for row in table.values() for name in re.findall(r"`([^`]+)`", row[column])}
 
 
 def test_the_names_of_opacus_that_the_page_of_names_uses_are_in_opacus():
@@ -145,11 +145,12 @@ def test_the_guarantee_on_the_page_of_concepts_is_the_one_that_plans_print():
         assert line in " ".join(page.split())
 
 
-def test_the_pages_say_how_often_the_default_engine_compares_with_autograd():
-    from epsilons import AUDIT_EVERY
+def test_the_page_says_how_often_the_default_engine_compares_with_autograd():
+    from epsilons.clipping.ghost.ghost import AUDIT_EVERY
 
-    for page in ("docs/faq.md", "docs/engine.md"):
-        assert_page_says(page, f"he first physical batch of each pattern of operators, and every {AUDIT_EVERY}th")
+    assert_page_says(
+        "docs/engine.md", f"he first physical batch of each pattern of operators, and every {AUDIT_EVERY}th"
+    )
 
 
 # -- accountants -----------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def test_how_much_less_noise_pld_needs():
         f"noise that all share {min(scale):.1f} to {max(scale):.1f} % under Scale and {min(sample):.1f} to "
         f"{max(sample):.1f} % under Sample",
     )
-    assert_page_says("docs/pitfalls.md", f"moves the noise at ε = 1 by {strictest[EVERY.index(('MNIST', 'A'))]:.1f} %")
+    assert_page_says("docs/concepts.md", f"moves the noise at ε = 1 by {strictest[EVERY.index(('MNIST', 'A'))]:.1f} %")
 
 
 def test_the_table_of_what_pld_saves_is_what_the_plans_give():
@@ -242,7 +243,7 @@ EXCESS = {
 
 
 def test_the_excess_under_sample_is_what_the_limits_page_says():
-    lines = section("docs/limits.md", "Your risk depends on the choices of others").splitlines()
+    lines = section("docs/concepts.md", "Your risk depends on the choices of others").splitlines()
     printed = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.count("|") == 7][2:]
     records, recipe = SETTINGS["CIFAR-10"]
     computed = []
@@ -254,11 +255,13 @@ def test_the_excess_under_sample_is_what_the_limits_page_says():
             excess = [f"{risk.bayes_excess:.3f}", f"{100 * risk.tail_excess:.0f} %"]
             computed.append([name, strategy, *numbers, *(["reference"] * 2 if strategy == "scale" else excess)])
     assert printed == computed
-    assert_page_says("docs/limits.md", f"{records:,} records, batches of {recipe.batch_size:,}, {recipe.steps:,} steps")
+    assert_page_says(
+        "docs/concepts.md", f"{records:,} records, batches of {recipe.batch_size:,}, {recipe.steps:,} steps"
+    )
 
 
 def test_the_weight_and_noise_of_the_strictest_on_the_limits_page():
-    printed = rows(section("docs/limits.md", "Strict budgets have less influence on the model"), cells=4)
+    printed = rows(section("docs/concepts.md", "Strict budgets have less influence on the model"), cells=4)
     for setup, shares in SHARES.items():
         weights = [f"{100 * shares[1.0]:.0f} %"]
         for strategy in ("scale", "sample"):
@@ -269,7 +272,7 @@ def test_the_weight_and_noise_of_the_strictest_on_the_limits_page():
     alike, scaled = (paper_plan("MNIST", "A", name) for name in ("uniform", "scale"))
     least, most = scaled.noise_multiplier.min(), scaled.noise_multiplier.max()
     assert_page_says(
-        "docs/limits.md",
+        "docs/concepts.md",
         f"falls from {alike.noise_std:.3f}, with everyone at ε = 1, to {scaled.noise_std:.3f}.",
         f"have multipliers of {least:.2f} to {most:.2f} under Scale",
     )
@@ -279,7 +282,7 @@ def test_the_bound_for_one_epoch_on_the_limits_page():
     records, recipe = SETTINGS["MNIST"]
     updates = math.ceil(records / recipe.batch_size)
     assert_page_says(
-        "docs/limits.md",
+        "docs/concepts.md",
         f"For an epoch of {updates} updates",
         f"1/√(2 ln M) is {1 / math.sqrt(2 * math.log(updates)):.2f}",
     )
@@ -287,11 +290,31 @@ def test_the_bound_for_one_epoch_on_the_limits_page():
 
 def test_the_critics_are_cited_where_their_points_are_answered():
     numbers = ("2601.12922", "2605.07930", "2601.10237")
-    assert_page_says("docs/limits.md", *(f"https://arxiv.org/abs/{number}" for number in numbers))
-    page = text_of("docs/limits.md")
+    assert_page_says("docs/concepts.md", *(f"https://arxiv.org/abs/{number}" for number in numbers))
+    page = text_of("docs/concepts.md")
     assert page.count("*Done here.*") == page.count("*Not done.*") == 3
-    assert_page_says("docs/index.md", "[Limits](limits.md)")
-    assert_page_says("README.md", "[Limits](docs/limits.md)")
+    assert_page_says("docs/index.md", "[Limits](concepts.md#limits)")
+    assert_page_says("README.md", "[Limits](docs/concepts.md#limits)")
+
+
+# -- tuning.md -------------------------------------------------------------------------------------------------------
+
+
+def test_what_cross_validation_costs_on_the_page_of_tuning():
+    """5 folds and 4 candidates: 21 fits, a record is in 17."""
+    budgets = Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=6_000)
+    recipe = Recipe(steps=200, batch_size=300, clip_norm=1.0)
+    alone, together = plan(budgets, recipe), plan(budgets, recipe, runs=5 * 4 + 1)
+    fits = [SampledGaussian(0.05, float(sigma), steps=200 * (4 * 4 + 1)) for sigma in alone.noise_multiplier]
+    strict, loose = (pld.epsilon([one], 1e-5) for one in fits)
+    more = together.noise_multiplier / alone.noise_multiplier
+    assert (together.epsilon_spent() <= [1.0, 4.0]).all()
+    assert_page_says(
+        "docs/tuning.md",
+        "17 (68) under 21 plans for one run each",
+        f"{strict:.2f} ({loose:.1f}) under the same plans",
+        f"with {more[0]:.1f} ({more[1]:.1f}) times the noise: at most √21 = {math.sqrt(21):.1f} times",
+    )
 
 
 # -- choosing budgets -------------------------------------------------------------------------------------------------
