@@ -13,7 +13,7 @@ from epsilons.cli import app
 from epsilons.errors import EpsilonsError
 
 ROOT = Path(__file__).parent.parent
-BESIDE_CODE = [ROOT / "tests/conformance/README.md"]
+BESIDE_CODE = [ROOT / "benchmarks/README.md", ROOT / "tests/conformance/README.md"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *BESIDE_CODE, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
