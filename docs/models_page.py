@@ -26,8 +26,8 @@ What `epsilons.mend` changes in a model, and what happens to known architectures
 
 ## Mend a model
 
-BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` edits the model in place and returns what it replaced, a
-line per layer. It returns no model, unlike Opacus' `ModuleValidator.fix`, whose place `epsilons.opacus.ModuleValidator.fix` takes:
+BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` edits the model in place and returns what it replaced, and
+no model, unlike Opacus' `ModuleValidator.fix` and `epsilons.opacus.ModuleValidator.fix`:
 
 ```python
 import epsilons
@@ -62,9 +62,9 @@ Weight and bias are kept, and trained as before.
 
 ## Known models
 
-Each model has random weights and is small: about two layers or blocks, 32 channels, images of 3 x 32 x 32 pixels, texts of 12 tokens, where
-the library lets one choose, otherwise its smallest variant. `make_private` trains it for two steps on {records} made-up records, each in
-every draw, with the default engine, all checks, and dropout. **{proven} of {count}** are clipped by the default engine alone, with a
+Each model has random weights and is small (two layers, 32 channels, images of 3 x 32 x 32 pixels, texts of 12 tokens), or the smallest
+variant of its library. `make_private` trains it for two steps on {records} made-up records, each in every draw, with the default engine, all
+checks, and dropout. **{proven} of {count}** are clipped by the default engine alone, with a
 [proof](engine.md#proof-on-the-graph) for each physical batch; {left} are left to the slower engine `vmap`, {refused} are refused. The first
 sum of each agrees with that of the reference, `engine="loop"`. Where `mend` was needed, the number of replaced layers follows the name.
 
