@@ -22,12 +22,10 @@ PAGE = Path(__file__).with_name("models.md")
 LIBRARIES = ("torch", "transformers", "peft", "torchvision", "timm")
 TEXT = """# Models
 
-
-
 ## Mend a model
 
-BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` edits the model in place and returns what it replaced, and
-no model, unlike Opacus' `ModuleValidator.fix` and `epsilons.opacus.ModuleValidator.fix`:
+BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` edits the model in place and returns
+what it replaced, and no model, unlike Opacus' `ModuleValidator.fix` and `epsilons.opacus.ModuleValidator.fix`:
 
 ```python
 import epsilons
@@ -49,27 +47,28 @@ assert lines == [
 
 Weight and bias are kept, and trained as before.
 
-* **Frozen statistics are not protected.** Statistics of private records reveal them, and no guarantee covers that. If they were
-  never updated, the layer normalises nothing; the line says so.
-* **Groups.** There are at most 32 groups of at least 8 channels, and one group if the channels have no such divisor (13 channels, say).
-  `groups=16` means at most 16 groups of at least 2 channels. A group of one value would be erased, so BatchNorm of one channel is refused.
-  Of two values, as BatchNorm1d may see them, little more than the order is left.
-* **Other layers.** InstanceNorm with running statistics loses them, and StochasticDepth drops rows in place of batches. Layers of timm that
-  normalise and then apply an activation keep it.
-* **Shared layers** stay shared. Parameters stay the same objects.
-* **Refused**, with the layer's name, and the model unchanged: layers with a `forward` method of their own, with hooks or
-  parametrizations, lazy layers before their first call, layers that are also kept in a plain list, and the layer itself as the model.
+* **Frozen statistics are not protected.** Statistics of private records reveal them, and no guarantee covers that. If
+  they were never updated, the layer normalises nothing; the line says so.
+* **Groups.** There are at most 32 groups of at least 8 channels, and one group if the channels have no such divisor (13
+  channels, say). `groups=16` means at most 16 groups of at least 2 channels. A group of one value would be erased, so
+  BatchNorm of one channel is refused. Of two values, as BatchNorm1d may see them, little more than the order is left.
+* **Other layers.** InstanceNorm with running statistics loses them, and StochasticDepth drops rows in place of batches.
+  Layers of timm that normalise and then apply an activation keep it.
+* **Shared layers** stay shared. Parameters stay the same objects, so an optimizer that exists stays valid.
+* **Refused**, with the layer's name, and the model unchanged: layers with a `forward` method of their own, with hooks
+  or parametrizations, lazy layers before their first call, layers that are also kept in a plain list, and the layer
+  itself as the model.
 
 ## Known models
 
-Each model has random weights and is small (two layers, 32 channels), or the smallest variant of its library. `make_private` trains it for two steps on {records} made-up records, each in every draw, with the default engine, all
+Each model has random weights and is small (two layers, 32 channels), or the smallest variant of its library.
+`make_private` trains it for two steps on {records} made-up records, each in every draw, with the default engine, all
 checks, and dropout. **{proven} of {count}** are clipped by the default engine alone, with a
-[proof](engine.md#proof-on-the-graph) for each physical batch; {left} are left to the slower engine `vmap`, {refused} are refused. The first
-sum of each agrees with that of `engine="loop"`. Where `mend` was needed, the number of replaced layers follows the name.
+[proof](engine.md#proof-on-the-graph) for each physical batch; {left} are left to the slower engine `vmap`, {refused}
+are refused. The first sum of each agrees with that of `engine="loop"`. Where `mend` was needed, the number of replaced
+layers follows the name.
 
-Written by `python docs/models_page.py` with {libraries}.
- `python
-tests/known_models.py NAME` tries one of them.
+Written by `python docs/models_page.py` with {libraries}. `python tests/known_models.py NAME` tries one of them.
 
 | library | input | models |
 |---|---|---|
