@@ -14,7 +14,8 @@ from epsilons.cli import app
 from epsilons.errors import EpsilonsError
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE_CODE = [ROOT / "benchmarks/README.md", ROOT / "tests/conformance/README.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *BESIDE_CODE, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)

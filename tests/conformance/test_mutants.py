@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Sequence
 
 import pytest
 
 from .edits import compiled, edited, matches
-from .mutants import ALWAYS, MUTANTS, ROOT, noticed, outcomes
+from .mutants import ALWAYS, HERE, MUTANTS, ROOT, noticed, outcomes
 
 FILES = sorted({mutant.killer.partition("::")[0] for mutant in MUTANTS.values()})
 
@@ -59,10 +60,25 @@ def test_the_test_that_notices_each_mutant_exists():
     assert [name for name, mutant in MUTANTS.items() if mutant.killer not in tests] == []
 
 
-def test_the_page_names_every_mutant():
-    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
-    assert [name for name, mutant in MUTANTS.items() if f"| {mutant.bug} |" not in page] == []
+def test_the_pages_state_how_many_bugs_are_planted_in_all_and_in_each_file():
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    planted = {
+        path.name: sum(map(len, tomllib.loads(path.read_text("utf-8")).values()))
+        for path in (HERE / "planted").glob("*.toml")
+    }
+    assert {name: int(bugs) for name, bugs in re.findall(r"^\| `(\w+\.toml)` \| (\d+) \|", page, re.M)} == planted
+    assert sum(planted.values()) == len(MUTANTS)
+    assert f"{len(MUTANTS)} of {len(MUTANTS)} planted bugs are detected" in " ".join(page.split())
     assert f"[{len(MUTANTS)} planted privacy bugs]" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_each_bug_that_the_whole_suite_ran_against_is_named_as_it_is_planted():
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    _, table = page.split("| planted bug | tests that fail |\n|---|---|\n")
+    bugs = [row.strip("| ").split(" | ")[0] for row in table.partition("\n\n")[0].splitlines()]
+    assert set(bugs) <= {mutant.bug for mutant in MUTANTS.values()}
+    said = f"for the {len(bugs)} bugs below; for the other {len(MUTANTS) - len(bugs)} only"
+    assert said in " ".join(page.split())
 
 
 @pytest.mark.parametrize(
