@@ -1,9 +1,9 @@
-"""Draw the packages of epsilons and what they import, as docs/assets/architecture.svg.
+"""Draw the rooms of epsilons and what they import, as docs/assets/architecture.svg.
 
     python docs/picture.py
 
 The rows are those of tests/test_imports.py, where a test compares the file with this script. An
-arrow leads from a package to one that it imports, unless a longer way leads there as well.
+arrow leads from a room to one that it imports, unless a longer way leads there as well.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ STEP_X, STEP_Y, MARGIN = 120, 60, 20
 
 #: Columns, chosen so that no arrow crosses a box.
 COLUMN = {
-    "opacus": 0.1, "sklearn": 1.2, "lightning": 2.3, "cli": 3.5, "huggingface": 6.3,
-    "auditing": 3.5, "training": 2.3, "reporting": 4.5, "ledger": 1.2,
-    "plan_folder": 2.0, "run_folder": 3.0, "account": 4.0, "model_file": 5.2, "release_folder": 0.4,
-    "run_counts": 5.2, "planning": 3.6, "data": 1.4,
-    "accounting": 4.6,
-    "budgets": 3.4, "budget_checks": 4.9, "budget_columns": 2.2, "persons": 3.4,
-    "disclosure": 3.5, "mechanism": 4.1, "figures": 6.3, "notebook": 2.4,
-    "locks": 0.4, "tabular": 1.5, "files": 5.2, "errors": 3.0, "escaping": 3.0,
+    "opacus": 0.75, "cli": 1.75, "lightning": 2.75, "huggingface": 4.0,
+    "auditing": 0.75, "configs": 1.75, "doors": 2.75, "sklearn": 3.75,
+    "training": 2.75, "independence": 3.5, "models": 4.5,
+    "reporting": 0.75, "registry": 1.75, "draws": 3.0, "ledger": 1.75, "planning": 1.0,
+    "accounting": 0.0, "budgets": 1.0, "data": 2.0, "clipping": 3.75,
+    "tabular": 0.5, "core": 1.5, "errors": 0.5,
 }  # fmt: skip
 
 
 def imports() -> dict[str, set[str]]:
-    """Package (or file) -> those that it imports, and "torch" if a module of it needs torch."""
+    """Room (or file) -> those that it imports, and "torch" if a module of it needs torch."""
     graph: dict[str, set[str]] = {unit: set() for row in ROWS for unit in row}
     for path, code in source_files().items():
         unit = Path(path).with_suffix("").parts[0]
@@ -65,7 +63,7 @@ def units() -> list[str]:
 def middle(unit: str) -> tuple[float, float]:
     """The middle of a box, in pixels."""
     row = next(number for number, row in enumerate(ROWS) if unit in row)
-    x = MARGIN + WIDTH / 2 + STEP_X * COLUMN.get(unit, 6.3)
+    x = MARGIN + WIDTH / 2 + STEP_X * COLUMN[unit]
     return x, MARGIN + HEIGHT / 2 + STEP_Y * row
 
 
@@ -94,7 +92,7 @@ def svg() -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right:.0f} {bottom}"'
             f' width="{right:.0f}" height="{bottom}" font-family="sans-serif" font-size="14">',
-            "<title>The packages of epsilons and what they import</title>",
+            "<title>The rooms of epsilons and what they import</title>",
             '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
             ' orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>',
             f'<rect width="{right:.0f}" height="{bottom}" rx="8" fill="#fafafa"/>',
