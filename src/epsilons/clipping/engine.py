@@ -169,10 +169,6 @@ class SizeGroup:
         """(persons of this size,) of values for all persons."""
         return values if self.places is None else values.index_select(0, self.places)
 
-    def of_all(self, places: Tensor) -> Tensor:
-        """Places among all persons, of places in this group."""
-        return places if self.places is None else self.places.index_select(0, places)
-
 
 class Persons:
     """The rows of each person in one physical batch.
@@ -238,5 +234,3 @@ def persons_in(losses: Tensor, clip_norm: Tensor, sizes: Sequence[int] | None) -
 
 
 _ADVICE = "Leave out persons without rows, and give one clip norm and one weight per person."
-
-__all__ = ["Persons", "SizeGroup", "persons_in"]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .loop import strided
+from .loop import gradient_of
 
 # -- Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere
 
@@ -156,9 +156,6 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     for into, one, other in zip(entries, by_feature(left), right.mT, strict=True):
         into.copy_(product(one, other))
     return entries
-
-
-__all__ = ["INNER_PRODUCT", "by_feature", "has_inner_product", "is_single", "product", "products_of_all"]
 
 
 # -- Summing: Σ factor · gradient over records, in 64 bits, from gradients in 32
@@ -299,9 +296,6 @@ def _in_groups(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     return total.view(k, p)
 
 
-__all__ = ["FEW_ROWS", "ROWS_AT_ONCE", "added", "product_in_64_bits", "products"]
-
-
 # -- Random check: an engine's gradients against autograd's, for one random combination of the losses
 
 #: How far the sum may be from autograd's, relative to the size of this parameter's part of it: far above rounding in
@@ -332,10 +326,8 @@ class RandomCheck:
 
     def gradients(self, losses: Tensor, factor: Tensor) -> list[Tensor | None]:
         """Autograd's gradient of Σ factor·losses by each parameter, 64-bit. Keeps the graph."""
-        gradients = torch.autograd.grad(
-            (factor.to(losses.dtype) * losses).sum(), self._parameters, retain_graph=True, allow_unused=True
-        )
-        return [None if g is None else strided(g).double() for g in gradients]
+        gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
+        return [None if g is None else g.double() for g in gradients]
 
 
 def rounding_of(sizes: Iterable[float]) -> float:

@@ -60,9 +60,6 @@ def called_with(
     return functional_call(module, places, tuple(args), dict(kwargs or {}), tie_weights=False)
 
 
-__all__ = ["called_with"]
-
-
 # -- Vmap: one backward pass for the whole physical batch, then per-record gradients module by module, with a check
 
 PerRecord = list[Tensor | None]  # one (batch, *shape) tensor per parameter

@@ -506,13 +506,7 @@ REDUCTIONS: dict[str, Rule] = {
 
 # -- Which record each entry of an operator's result depends on, given the same of its arguments
 
-RULES: dict[str, Rule] = {
-    **POINTWISE,
-    **REDUCTIONS,
-    **PRODUCTS,
-    **INDEXING,
-    **LAYERS,
-}
+RULES: dict[str, Rule] = {**POINTWISE, **REDUCTIONS, **PRODUCTS, **INDEXING, **LAYERS}
 #: These do not use all of their arguments.
 _PARTIAL = (from_nothing, copied, class_loss_backward)
 #: These may give another result than unknown where an argument is unknown.

@@ -234,10 +234,7 @@ class OperatorWatch:
         self._thread = 0
 
     def begin(
-        self,
-        batch: Sequence[tuple[Tensor, int | None]],
-        constants: Sequence[Tensor],
-        earlier: Sequence[Tensor] = (),
+        self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor], earlier: Sequence[Tensor] = ()
     ) -> None:
         """Watch from now on.
 

@@ -213,9 +213,6 @@ def products_by_line(data: Tensor, gradient: Tensor, kernel: Kernel) -> Tensor:
     return entries.view(-1, size, outputs, len(right))
 
 
-__all__ = ["Kernel", "Windows", "by_entry", "by_position", "is_by_line", "products", "products_by_line"]
-
-
 # -- Convolutions: two kernels for per-record weight gradients. The choice depends on shapes and device alone
 
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).

@@ -267,6 +267,3 @@ def _is_in_16_bits(losses: Tensor) -> bool:
     """Whether any gradient of activations has 16 bits."""
     metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
     return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)
-
-
-__all__ = ["AUDIT_EVERY", "Ghost"]

@@ -421,6 +421,3 @@ class _ByOneDnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if left.dtype == right.dtype and has_inner_product(left) and left.numel() and right.numel():
                 return product(left, right.T)
         return func(*args, **(kwargs or {}))
-
-
-__all__ = ["ENOUGH", "fast_products"]

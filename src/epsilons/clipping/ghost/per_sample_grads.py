@@ -2,7 +2,7 @@
 
     DenseGrad         here: all entries, one row per record; norm and sum are computed from the same numbers
     OuterProductGrad  `outer_products`: of linear layers
-    EmbeddingGrad     `embeddings`: rows of a table, only those that occur
+    TableGrad         `embeddings`: rows of a table, only those that occur
 
 Each can add the rows of persons: then it has one gradient per person. The error of every norm is bounded (see `norms`),
 and weighted sums are computed in 64 bits (see `summing`).
