@@ -15,8 +15,7 @@ from epsilons.clipping.ghost.embeddings import PooledGrad, TableGrad, Texts, emb
 from epsilons.clipping.ghost.graph import trace
 from functional import Model
 from sums import CLOSE, any_case, attached, away, compared, length
-from zoo import Case
-from zoo_more import MORE
+from zoo import MORE, Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
