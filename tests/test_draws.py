@@ -312,7 +312,7 @@ def test_threads_share_the_blocks_and_an_error_in_any_of_them_is_raised(monkeypa
         if threading.current_thread() is not threading.main_thread():
             raise ArithmeticError("from a thread")
 
-    monkeypatch.setattr(randomness, "fill", fill)
+    monkeypatch.setattr(randomness_module, "fill", fill)
     with pytest.raises(ArithmeticError, match="from a thread"):
         randomness().noise(0, 0, 3 * BLOCK, 3)
 
@@ -388,7 +388,7 @@ def test_the_largest_value_is_that_of_the_docstring():
     values = np.empty(2)
     randomness_module.fill(np.zeros(2, dtype=np.uint64), values)
     assert values.max() == pytest.approx(np.sqrt(126 * np.log(2)), rel=1e-15)
-    assert "9.345" in randomness_module.__doc__
+    assert "9.345" in randomness_module.fill.__doc__
     assert round(values.max(), 3) == 9.345
     assert 2 * stats.norm.sf(values.max()) == pytest.approx(9e-21, rel=0.05)
 

@@ -145,6 +145,12 @@ def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Ten
 
 
 # -- Persons: consecutive rows of a physical batch that together make one clipped contribution
+#
+# The gradient that is clipped is that of the mean of a person's losses. The factor 1/size is part of what the backward
+# pass begins with, so that no row's gradient is larger than in that mean.
+#
+# How a person's rows are merged depends on their own number of rows alone: persons are grouped by it, and nothing is
+# padded. Otherwise one person's rows would change how the gradients of others are rounded (docs/engine.md#persons).
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,6 +128,8 @@ def _has_channels_innermost(tensor: Tensor) -> bool:
 
 # -- The memory layout of convolutions: channels innermost, where a model takes it and a CPU computes faster with it
 #
+# A layout changes no value and no gradient but by rounding. A model may still depend on it: `x.view(n, -1)` behind a
+# convolution is an error with channels innermost. So the layout is tried before training.
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 

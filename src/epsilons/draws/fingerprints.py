@@ -149,6 +149,13 @@ def as_text(values: Mapping[str, Any]) -> str:
 
 
 # -- What a data set holds: the values in it, among them random generators, which are seeded for each record
+#
+# The state of such a generator depends on all records that were read before. Seeded for each record, as the global
+# generators are, it gives a record the same numbers in any order of reading.
+#
+# Found are values in attributes, collections, closures, and in globals that methods and functions of the data set
+# name. Generators elsewhere (in C, in another process) are not found: a record that they change is refused, because it
+# is not the same when it is read again.
 
 Own = np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
 

@@ -8,7 +8,7 @@ The rules are facts about ATen operators, grouped by kind:
     indexing     picking, writing, joining by places
     layers       batch norm, embeddings, losses of classes
 
-To add an operator: give a rule (`general` builds most of them) and add its name to the table of that file. Without a
+To add an operator: give a rule (`general` builds most of them) and add its name to the table of its kind. Without a
 rule, the result is unknown, which refuses nothing: losses and gradients are then compared in more forms. For some
 operators with a rule, only the use that keeps records apart is known; every other use of those is mixed or unknown.
 """

@@ -162,6 +162,9 @@ def axes(dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 # -- Where the records of a tensor lie in its storage, so that views need no rules
+#
+# A view shows the storage of another tensor with other strides. So what is known is kept per storage, as a layout:
+# which record the value at each offset depends on. The state of a view follows from the layout and the view's strides.
 
 _PART = Unknown(Cause("a write to a part of a tensor", ""))
 _ACROSS = Unknown(Cause("a view across records", ""))

@@ -3,7 +3,7 @@
 Below autograd, every computation is a sequence of ATen operators, whatever module, function or `no_grad` it is written
 in (`TorchDispatchMode`). The watch runs each of them and keeps:
 
-* for every storage, which record each of its values depends on (`storage`, `rules`);
+* for every storage, which record each of its values depends on (`states`, `rules`);
 * the sequence of operators with their arguments that are no tensors, and small tensors that are free of records. Two
   passes over different numbers of records must agree on these, up to sizes that grow with the records;
 * every value that Python reads out of a tensor: a number or a truth value can decide what is computed next.

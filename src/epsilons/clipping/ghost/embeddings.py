@@ -176,6 +176,10 @@ def _parts(begins: Tensor, at_once: int) -> Iterator[tuple[slice, slice]]:
 
 
 # -- Tables with rows that are only added up: the mean or sum of a text's embeddings, with or without weights; bags
+#
+# All tokens of a record then have one gradient g, multiplied by each token's weight. So row v of the table has C_v·g,
+# where C_v is the sum of the weights of token v, and the squared norm is |g|²·Σ_v C_v². No gradients by tokens are
+# computed. Which gradient that is follows from the graph, not from values.
 
 #: {operator: the operators that read its outputs, each with the number of the input}
 Readers = Mapping[Any, Sequence[tuple[Any, int]]]

@@ -5,7 +5,7 @@ entries of different records passes the batch axis on to its inputs. An input wi
 bias, a position embedding) has a gradient that is a sum over them: SUMMED. Rules are facts about operators, not guesses
 from shapes. An operator without a rule, or a use that its rule does not cover, raises UnsupportedOp.
 
-To add an operator: a function with the signature `batch_axis.Rule`, and a line in RULES.
+To add an operator: a function with the signature `Rule`, and a line in RULES.
 """
 
 from __future__ import annotations
@@ -164,6 +164,8 @@ def same_axis(batch: BatchAxis, before: Shape, after: Shape, mixed: Sequence[int
 
 
 # -- Rules for operators with weights: products, convolutions, lookups, norms, attention, recurrent layers
+#
+# Inputs that want no gradient may get any entry: `propagate` removes it.
 
 # -- products -----------------------------------------------------------------------------------------------
 

@@ -284,6 +284,9 @@ def _error_in_64_bits(time: int) -> float:
 
 
 # -- Joint products: the gradients of several matrices with one common side, as one product per record
+#
+# A recurrent layer has them: dz ⊗ [x, previous h]. One large product runs at a higher rate than its parts. Norms are
+# those of each part, from Gram matrices, which share that of the common side.
 
 
 class Joint:
@@ -372,6 +375,12 @@ class JointGrad(OuterProductGrad):
 
 
 # -- Activation products: the gradients of linear layers' inputs, by oneDNN inside torch's backward pass
+#
+# torch computes them with MKL, which on AMD processors multiplies at half the width of vectors (see `..summing`). Here
+# a dispatch mode replaces these products, and nothing else, while the gradients of activations are computed.
+#
+# Nothing is decided by the number of rows. So a record's gradients are multiplied by the same kernel in whatever
+# physical batch it is.
 
 #: {operator: the number of its left factor among its inputs}
 _LEFT = {"Mm": 0, "Addmm": 1}
