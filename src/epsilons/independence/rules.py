@@ -513,13 +513,9 @@ _PARTIAL = (from_nothing, copied, class_loss_backward)
 _OWN_JUDGEMENT = (*_PARTIAL, pointwise, loss_by_entry)
 
 
-def no_rule(call: Call) -> State:
-    return call.unknown()
-
-
 def result_of(call: Call, is_pointwise: bool) -> list[State]:
     """The state of every result. is_pointwise: what torch itself says of an operator without a rule here."""
-    rule = RULES.get(call.name) or (pointwise if is_pointwise else no_rule)
+    rule = RULES.get(call.name) or (pointwise if is_pointwise else Call.unknown)
     state = _by_arguments([s for s in call.states.values() if not isinstance(s, Free)], rule)
     if state is not None:
         return [state] * len(call.results)

@@ -181,13 +181,6 @@ class Layout:
     count: int
 
 
-def layout_of(rows: Rows, tensor: Tensor) -> Layout:
-    """The layout of a dense tensor's storage."""
-    if rows.axis is None:
-        return Layout(1, 0, rows.first, 1)
-    return Layout(int(tensor.stride(rows.axis)) * rows.inner, int(tensor.storage_offset()), rows.first, rows.count)
-
-
 def rows_in(layout: Layout, tensor: Tensor) -> State:
     """Which records the values of this view of a storage depend on."""
     unit, count = layout.unit, layout.count
@@ -292,7 +285,10 @@ class Storages:
         if not isinstance(state, Rows):
             assert not isinstance(state, Free)
             return state
-        layout = layout_of(state, tensor)
+        layout = Layout(1, 0, state.first, 1)
+        if state.axis is not None:
+            unit = int(tensor.stride(state.axis)) * state.inner
+            layout = Layout(unit, int(tensor.storage_offset()), state.first, state.count)
         return layout if rows_in(layout, tensor) == state else _STRIDES
 
     def _entry(self, tensor: Tensor) -> _Entry | None:

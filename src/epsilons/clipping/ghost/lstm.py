@@ -165,8 +165,7 @@ class _Layer:
 
 def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
     """The gradient of this layer's input (time, batch, features)."""
-    layer = _layer(node, cache)
-    return layer.input_grad(output_grads)
+    return _layer(node, cache).input_grad(output_grads)
 
 
 def _layer(node: Any, cache: Cache) -> _Layer:
