@@ -440,13 +440,6 @@ def test_a_record_that_is_not_finite_does_not_decide_how_gates_are_found():
 STEPS, HIDDEN, FEATURES = 17, 40, 56
 
 
-@pytest.fixture
-def jointly(monkeypatch):
-    monkeypatch.setattr(summing, "SINGLE", 1)
-    if not summing.is_single(STEPS, 4 * HIDDEN, HIDDEN, torch.zeros(1)):
-        pytest.skip("torch was built without oneDNN, or for another processor")
-
-
 def joint_of(left: Tensor, right: Tensor) -> tuple[list[JointGrad], list[OuterProductGrad]]:
     """(the gradients as they are computed together, the same alone)."""
     joint = Joint(ProductSide(left), ProductSide(right), [FEATURES, HIDDEN])
@@ -461,7 +454,7 @@ def both_sides(records: int, time: int = STEPS) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 def test_an_lstm_has_joint_products_with_the_definitions_sum(monkeypatch):
     made = list[JointGrad]()
     weighted = JointGrad.weighted
@@ -474,7 +467,7 @@ def test_an_lstm_has_joint_products_with_the_definitions_sum(monkeypatch):
     assert away(ours, theirs) <= 5e-5 * length(theirs)  # norms from Gram matrices are larger by about so much
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 def test_joint_products_follow_each_factor():
     left, right = both_sides(5)
     grads, _ = joint_of(left, right)
@@ -484,7 +477,7 @@ def test_joint_products_follow_each_factor():
             assert float((grad.weighted(factor) - exact).norm()) < 1e-6 * float(exact.norm())
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 @pytest.mark.parametrize("scale", [1e-4, 1.0])
 def test_no_joint_contribution_exceeds_its_bound_where_one_part_cancels(scale):
     left, right = both_sides(8)
@@ -500,7 +493,7 @@ def test_no_joint_contribution_exceeds_its_bound_where_one_part_cancels(scale):
             assert bound / OVERSTATED <= grad.weighted(factor).norm() <= OVERSTATED * bound
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 def test_a_joint_record_that_is_blanked_leaves_all_others_as_they_are():
     left, right = both_sides(5)
     keep, factor = torch.tensor([True, False, True, True, True]), torch.linspace(1, 2, 5, dtype=torch.float64)
@@ -513,7 +506,7 @@ def test_a_joint_record_that_is_blanked_leaves_all_others_as_they_are():
         assert torch.equal(blank.squared_norm()[keep], grad.squared_norm()[keep])
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 @pytest.mark.parametrize("sizes", [[2, 2, 2], [1, 3, 2], [1, 1, 4]])
 def test_joint_products_of_persons_are_those_of_all_their_rows(sizes):
     left, right = both_sides(6)
@@ -527,7 +520,7 @@ def test_joint_products_of_persons_are_those_of_all_their_rows(sizes):
         assert norm == pytest.approx((own.squared_norm().sqrt() * factor.abs()).tolist(), rel=2e-6)
 
 
-@pytest.mark.usefixtures("jointly")
+@pytest.mark.usefixtures("singly")
 def test_onednn_is_given_matrices_without_gaps(monkeypatch):
     left, right = both_sides(3)
     gaps, multiply = list[bool](), summing.INNER_PRODUCT
