@@ -75,9 +75,9 @@ def compare(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
     if len(ones) != len(others):
         return Collated(name)
     for one, other in zip(ones, others, strict=True):
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.ndim != other.ndim or one.ndim == 0:
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim == other.ndim > 0):
             continue
-        if len(one) != records or len(other) != len(variant.rows):
+        if (len(one), len(other)) != (records, len(variant.rows)):
             continue
         a, b = one[list(variant.there)], other[list(variant.here)]
         if a.shape != b.shape:

@@ -159,17 +159,21 @@ def index(call: Call) -> State:
     assert isinstance(state, Rows)
     if state.axis is None:
         return call.joined([state, chosen])
-    if state.axis not in places:
-        before = sum(place < state.axis for place in places)
-        behind = ndim if not are_adjacent or places[0] < state.axis else 0
-        return call.joined([replace(state, axis=state.axis - before + behind), chosen])
-    which = given[places.index(state.axis)]
+    if state.axis in places:
+        is_own = state.inner == 1 and _is_each_its_own(
+            call, given, given[places.index(state.axis)], x.shape[state.axis]
+        )
+        return call.joined([replace(state, axis=start), chosen]) if is_own else call.unknown()
+    before = sum(place < state.axis for place in places)
+    behind = ndim if not are_adjacent or places[0] < state.axis else 0
+    return call.joined([replace(state, axis=state.axis - before + behind), chosen])
+
+
+def _is_each_its_own(call: Call, given: Sequence[Tensor], which: Tensor, size: int) -> bool:
+    """Whether each record picks from itself. which: the tensor among these that picks records"""
     shape = torch.broadcast_shapes(*(i.shape for i in given))  # type: ignore[no-untyped-call]
-    size = x.shape[state.axis]
-    is_each_its_own = call.state(which) == FREE and state.inner == 1 and which.ndim == ndim and shape[:1] == (size,)
-    if not is_each_its_own or not _is_in_order(which, size):
-        return call.unknown()
-    return call.joined([replace(state, axis=start), chosen])
+    is_whole = which.ndim == max(i.ndim for i in given) and shape[:1] == (size,)
+    return call.state(which) == FREE and is_whole and _is_in_order(which, size)
 
 
 def _masked(call: Call, state: State, start: int, given: Sequence[Tensor]) -> State:

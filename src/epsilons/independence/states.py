@@ -186,23 +186,16 @@ def rows_in(layout: Layout, tensor: Tensor) -> State:
     unit, count = layout.unit, layout.count
     if count == 1:
         return Rows(None, 1, layout.first, 1)
-    start = tensor.storage_offset() - layout.origin
+    start = int(tensor.storage_offset()) - layout.origin
     if start < 0 or unit <= 0:
         return _ACROSS
-    within, across = start % unit, None  # offset within a record; the axis that leads from record to record
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size <= 1 or stride == 0 or stride % (unit * count) == 0:
-            continue
-        if stride * size <= unit or (stride < unit and within + stride * (size - 1) < unit and unit % stride):
-            within += stride * (size - 1)
-        elif across is None:
-            across = (axis, size, stride)
-        else:
-            return _ACROSS
+    within, leading = _leading_axes(tensor, unit, count, start % unit)
+    if len(leading) > 1:
+        return _ACROSS
     record = start // unit % count
-    if across is None:
+    if not leading:
         return Rows(None, 1, layout.first + record, 1) if within < unit else _ACROSS
-    axis, size, stride = across
+    ((axis, size, stride),) = leading
     inner = unit // stride if stride < unit else 1  # entries of this axis that one record has
     if inner * stride != unit or size % inner or within >= stride:
         return _ACROSS
@@ -212,6 +205,22 @@ def rows_in(layout: Layout, tensor: Tensor) -> State:
     if record + span > count:
         return _ACROSS
     return Rows(axis, inner, layout.first + record, span) if span > 1 else Rows(None, 1, layout.first + record, 1)
+
+
+def _leading_axes(tensor: Tensor, unit: int, count: int, within: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """(the last offset within a record, the axes that lead from record to record with their sizes and strides).
+
+    within  the first offset
+    """
+    leading = []
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size <= 1 or stride == 0 or stride % (unit * count) == 0:
+            continue
+        if stride * size <= unit or (stride < unit and within + stride * (size - 1) < unit and unit % stride):
+            within += stride * (size - 1)
+        else:
+            leading.append((axis, size, stride))
+    return within, leading
 
 
 Content = Layout | Mixed | Unknown

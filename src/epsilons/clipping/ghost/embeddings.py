@@ -284,10 +284,14 @@ def _adding(use: ParameterUse, readers: Readers, records: int) -> tuple[Any, lis
         if name != "Mul" or grad_shape(node, 0) != shape:
             return None
         factor = node._saved_self if place == 1 else node._saved_other
-        if factor is None or (factor.ndim > 0 and factor.shape[-1] != 1) or factor.is_complex():
+        if not _is_without_features(factor):
             return None
         factors.append(factor)
     return None
+
+
+def _is_without_features(factor: Tensor | None) -> bool:
+    return factor is not None and (factor.ndim == 0 or factor.shape[-1] == 1) and not factor.is_complex()
 
 
 def _bags(use: ParameterUse, records: int) -> Texts | None:
