@@ -96,17 +96,6 @@ def _buffer_of_numpy(x: Tensor, y: Tensor) -> Any:
     return Rows(x, y, read, buffer=np.zeros(FEATURES, dtype=np.float32))
 
 
-@mixing
-def _buffer_seen_through_a_view(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.buffer[:] = s.x[i].numpy()
-        return torch.from_numpy(s.buffer).view(2, 2), s.y[i]
-
-    return Case(
-        Rows(x, y, read, buffer=np.zeros(FEATURES, dtype=np.float32)), lambda b: (b[0].reshape(len(b[0]), -1), b[1])
-    )
-
-
 def _stacked(records: list[Any]) -> Any:
     return torch.stack([torch.as_tensor(r[0]) for r in records]), torch.stack([torch.as_tensor(r[1]) for r in records])
 
@@ -129,15 +118,6 @@ def _buffer_that_is_a_dict(x: Tensor, y: Tensor) -> Any:
         return s.record
 
     return Case(Rows(x, y, read, record={}), lambda b: (b["x"], b["y"]))
-
-
-@mixing
-def _buffer_inside_a_structure(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.buffer.copy_(s.x[i])
-        return {"inputs": [{"x": s.buffer}], "y": s.y[i]}
-
-    return Case(Rows(x, y, read, buffer=torch.zeros(FEATURES)), lambda b: (b["inputs"][0]["x"], b["y"]))
 
 
 class Example:
@@ -193,34 +173,6 @@ def _running_mean(x: Tensor, y: Tensor) -> Any:
 
 
 @mixing
-def _running_deviation(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.squares += float(s.x[i].square().mean())
-        s.count += 1
-        return s.x[i] / (s.squares / s.count) ** 0.5, s.y[i]
-
-    return Rows(x, y, read, squares=0.0, count=0)
-
-
-@mixing
-def _momentum_statistics(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.mean.mul_(0.9).add_(0.1 * s.x[i])
-        return s.x[i] - s.mean, s.y[i]
-
-    return Rows(x, y, read, mean=torch.zeros(FEATURES))
-
-
-@mixing
-def _largest_so_far(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.recent.append(float(s.x[i].abs().max()))
-        return s.x[i] / max(s.recent), s.y[i]
-
-    return Rows(x, y, read, recent=collections.deque(maxlen=5))
-
-
-@mixing
 def _curriculum_by_a_counter(x: Tensor, y: Tensor) -> Any:
     def read(s: Any, i: int) -> Any:
         s.count += 1
@@ -242,30 +194,12 @@ def _counter_of_the_class(x: Tensor, y: Tensor) -> Any:
 
 
 @mixing
-def _what_was_read_before(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        before, s.last = s.last, s.x[i]
-        return (s.x[i] + before) / 2, s.y[i]
-
-    return Rows(x, y, read, last=torch.zeros(FEATURES))
-
-
-@mixing
 def _mixup_with_what_was_read_before(x: Tensor, y: Tensor) -> Any:
     def read(s: Any, i: int) -> Any:
         s.memory.append(s.x[i])
         return (s.x[i] + s.memory[int(torch.randint(len(s.memory), ()))]) / 2, s.y[i]
 
     return Rows(x, y, read, memory=[])
-
-
-@mixing
-def _cache_by_the_order_of_reading(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.count = (s.count + 1) % 7
-        return s.cache.setdefault(s.count, s.x[i]), s.y[i]
-
-    return Rows(x, y, read, cache={}, count=0)
 
 
 @mixing
@@ -307,32 +241,13 @@ def _order_of_reading_in_a_generator_of_the_system(x: Tensor, y: Tensor) -> Any:
 
 
 @mixing
-def _order_of_reading_in_a_home_made_generator(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        s.state = (1103515245 * s.state + 12345) % 2**31
-        return s.x[i] + s.state / 2**31, s.y[i]
-
-    return Rows(x, y, read, state=1)
-
-
-@mixing
 def _time(x: Tensor, y: Tensor) -> Any:
     return Rows(x, y, lambda s, i: (s.x[i] * (1 + time.perf_counter_ns() % 1000 / 1000), s.y[i]))
 
 
 @mixing
-def _state_in_one_worker(x: Tensor, y: Tensor) -> Any:
-    return Case(_curriculum_by_a_counter(x, y), workers=1)
-
-
-@mixing
 def _state_in_two_workers(x: Tensor, y: Tensor) -> Any:
     return Case(_running_mean(x, y), workers=2)
-
-
-@mixing
-def _cache_with_a_wrong_key_in_a_worker(x: Tensor, y: Tensor) -> Any:
-    return Case(Rows(x, y, lambda s, i: (s.cache.setdefault(i % 3, s.x[i]), s.y[i]), cache={}), workers=1)
 
 
 @mixing
@@ -389,15 +304,6 @@ def _index_ignored(x: Tensor, y: Tensor) -> Any:
     def read(s: Any, i: int) -> Any:
         j = random.randrange(len(s.x))
         return s.x[j], s.y[j]
-
-    return Rows(x, y, read)
-
-
-@mixing
-def _siamese_that_draws_both(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        one, other = np.random.choice(len(s.x), 2)
-        return s.x[one] - s.x[other], (s.y[one] - s.y[other]).abs()
 
     return Rows(x, y, read)
 
@@ -497,38 +403,10 @@ def _pair_computed(x: Tensor, y: Tensor) -> Any:
 
 
 @mixing
-def _triplet_computed(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        positive, negative = torch.randint(len(s.x), (2,))
-        return s.x[i] + s.x[positive] - s.x[negative], s.y[i]
-
-    return Rows(x, y, read)
-
-
-@mixing
 def _mixup(x: Tensor, y: Tensor) -> Any:
     def read(s: Any, i: int) -> Any:
         j = int(torch.randint(len(s.x), ()))
         return (s.x[i] + s.x[j]) / 2, (s.y[i] + s.y[j]) / 2
-
-    return Rows(x, y, read)
-
-
-@mixing
-def _cutmix(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        row = s.x[i].clone()
-        row[2:] = s.x[random.randrange(len(s.x)), 2:]
-        return row, s.y[i]
-
-    return Rows(x, y, read)
-
-
-@mixing
-def _mosaic(x: Tensor, y: Tensor) -> Any:
-    def read(s: Any, i: int) -> Any:
-        others = [i, *np.random.randint(len(s.x), size=3).tolist()]
-        return torch.stack([s.x[j][k] for k, j in enumerate(others)]), s.y[i]
 
     return Rows(x, y, read)
 
@@ -550,19 +428,8 @@ def _windows_of_a_list(x: Tensor, y: Tensor) -> Any:
 
 
 @mixing
-def _windows_of_words(x: Tensor, y: Tensor) -> Any:
-    words = (4 * _series(x)[:, 0]).round().int()
-    return Rows(x, y, lambda s, i: (s.words[i : i + FEATURES].float(), s.y[i]), words=words)
-
-
-@mixing
 def _mean_of_all(x: Tensor, y: Tensor) -> Any:
     return Rows(x, y, lambda s, i: (s.x[i] - s.x.mean(0), s.y[i]))
-
-
-@mixing
-def _rank_among_all(x: Tensor, y: Tensor) -> Any:
-    return Rows(x, y, lambda s, i: ((s.x <= s.x[i]).float().mean(0) - 0.5, s.y[i]))
 
 
 @mixing

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.clipping import ENGINES, Engine
-from zoo import ZOO, Case, build, clip_norms
-from zoo_more import MORE
+from zoo import MORE, ZOO, Case, build, clip_norms
 
 CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits
 OVERSTATED = math.sqrt(1 + 2.0**-9)  # every engine's norms, by so much (docs/engine.md#norms)

@@ -31,7 +31,7 @@ from epsilons.errors import (
 )
 from epsilons.training import validation
 from epsilons.training.performance import default_physical_batch
-from functional import Model, Records
+from functional import Model
 from options import split
 from small_runs import of_phases, parameters_of, rows, same
 from small_runs import train as train_small
@@ -242,30 +242,9 @@ def mean_for_all(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model, x, y).mean().expand(len(x))
 
 
-def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    towards = F.normalize(model(x), dim=1)
-    return F.cross_entropy(towards @ towards.T / 0.5, torch.arange(len(x)), reduction="none")
-
-
-def mixup_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    share, partner = np.random.beta(1, 1), np.random.permutation(len(x))
-    scores = model(share * x + (1 - share) * x[partner])
-    own, others = (F.cross_entropy(scores, t, reduction="none") for t in (y, y[partner]))
-    return share * own + (1 - share) * others
-
-
 def mixup_by_torch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     partner = torch.arange(len(x)).roll(1 + int(torch.randint(len(x) - 1, ())))
     return cross_entropy(model, 0.7 * x + 0.3 * x[partner], y)
-
-
-def mixup_by_flip(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """As timm does it: each record with its mirror image in the batch."""
-    return cross_entropy(model, 0.7 * x + 0.3 * x.flip(0), y)
-
-
-def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model, x - x.mean(0), y)
 
 
 def centred_layer(detached: bool = False) -> nn.Module:
@@ -275,20 +254,6 @@ def centred_layer(detached: bool = False) -> nn.Module:
 def accumulated() -> nn.Module:
     """Each record sees those before it: reading records as time steps, in its simplest form."""
     return Model(lambda m, x: x.cumsum(0))
-
-
-def weighted_by_rank(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    losses = cross_entropy(model, x, y)
-    return losses * torch.softmax(losses.detach(), 0)
-
-
-@pytest.mark.parametrize("records", [8, 9])
-@pytest.mark.parametrize(
-    "losses_of", [mean_for_all, contrastive, mixup_by_numpy, mixup_by_torch, mixup_by_flip, centred, weighted_by_rank]
-)
-def test_a_loss_that_looks_across_the_batch_is_refused(losses_of, records):
-    named = r"depend on one another: the operator \w+ at test_checks.py:\d+|moved the losses of others"
-    refused(BatchDependenceError, named, x=random_numbers(records, FEATURES), losses_of=losses_of)
 
 
 @pytest.mark.parametrize("records", [2, 3, 8])
@@ -766,49 +731,6 @@ def test_a_batch_of_several_is_checked_though_a_record_alone_came_first():
     assert 1 in seen
 
 
-def lengths(noisy: bool = False) -> Records:
-    """Sequences of several lengths; `noisy`: never twice the same."""
-    parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
-    classes, source = random_classes(20), np.random.default_rng(0)
-    return Records(lambda i: (parts[i] + float(source.normal()) if noisy else parts[i], classes[i]), 20)
-
-
-def padded(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    parts, classes = zip(*records, strict=True)
-    return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=7.0), torch.stack(classes)
-
-
-def mixed_up(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = padded([(part[:2], label) for part, label in records])
-    return 0.6 * x + 0.4 * x.roll(1, 0), y
-
-
-def pooled(has_mask: bool, last: float = 0.0) -> nn.Module:
-    """The mean of a sequence, of padding too if there is no mask; less so much of the last record's outputs."""
-
-    def compute(model: nn.Module, x: Tensor) -> Tensor:
-        mask = (x != 7.0).all(2, keepdim=True) if has_mask else torch.ones_like(x[..., :1])
-        found = model.head((x * mask).sum(1) / mask.sum(1))
-        return found - last * found[-1:] if last else found
-
-    return Model(compute, head=nn.Linear(FEATURES, CLASSES))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_collate_function_that_mixes_is_refused(num_workers):
-    options = {"data": lengths(), "num_workers": num_workers}
-    x = torch.zeros(20)  # as many
-    refused(BatchDependenceError, "collate function", pooled(True), x, collate_fn=mixed_up, **options)
-    refused(BatchDependenceError, "collate function", pooled(False), x, collate_fn=padded, **options)
-    train(pooled(True), x, collate_fn=padded, **options)
-
-
-def test_records_that_never_come_out_twice_the_same_are_checked_as_they_came():
-    train(pooled(True), torch.zeros(20), collate_fn=padded, data=lengths(noisy=True))
-    options = {"collate_fn": padded, "data": lengths(noisy=True)}
-    refused(BatchDependenceError, "the operator sub", pooled(True, last=1.0), torch.zeros(20), **options)
-
-
 @pytest.mark.parametrize("of", [TensorDataset, rows])
 def test_a_batch_that_the_loop_writes_to_is_read_again_for_its_replay(of):
     """The first physical batch holds a record that is not finite, and the loop scales in place."""
@@ -876,20 +798,6 @@ def test_a_vector_that_was_transposed_is_trained():
     train(ours, random_numbers(20, FEATURES), engine="ghost")
     train(theirs, random_numbers(20, FEATURES), engine="loop")
     torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), atol=1e-6, rtol=1e-5)
-
-
-def test_a_layer_that_is_dropped_for_a_whole_batch_is_refused():
-    class StochasticDepth(nn.Module):  # as torchvision's, which need not be installed
-        def __init__(self, mode: str) -> None:
-            super().__init__()
-            self.mode = mode
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    with pytest.raises(UnsupportedLayerError, match='Use mode="row"'):
-        start(model=a_model(StochasticDepth("batch")))
-    start(model=a_model(StochasticDepth("row"))).close()
 
 
 def test_a_table_that_two_layers_share_counts_where_draws_are_cut():

@@ -1,30 +1,194 @@
-"""Scattering as its definition computes it, public constants, hashed texts and encoders."""
+"""Features are functions of one record and of public constants: what FEATURES lists, then each kind by its definition.
+
+At a fixed place in a fixed number of records, the bits of a record's features are equal whatever the other records are.
+"""
 
 from __future__ import annotations
 
+import cmath
 import hashlib
 import math
 import os
+import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from scipy.linalg import sqrtm
+from scipy.signal import convolve2d
 from sklearn.datasets import load_sample_images
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import epsilons
-import scattering_twin
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, encoder, hashed_text, sentence_encoder, wavelet_scattering
 from epsilons.training.features.wavelet_scattering import _coefficients, scattering
+
+# -- whatever FEATURES lists ------------------------------------------------------------------------------------------
+
+RECORDS = 37  # more than a block, and no multiple of one
+ROWS = (0, 7, RECORDS - 1)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "naïve", "dog", "42", "rivers", "sing", "of", "snow"]
+
+
+def images(seed: int, count: int = RECORDS) -> torch.Tensor:
+    return torch.rand(count, 1, 16, 20, generator=torch.Generator().manual_seed(seed))
+
+
+def texts(seed: int, count: int = RECORDS) -> list[str]:
+    """Of seed 0, short ones at ROWS and long ones between them; of other seeds short ones."""
+    coins = random.Random(seed)
+    most = [1 if seed or row in ROWS else 40 for row in range(count)]
+    return [" ".join(coins.choices(WORDS, k=coins.randint(1, words))) for words in most]
+
+
+def replaced(inputs: Any, others: Any, row: int) -> Any:
+    """The other records, with one of the inputs in its place."""
+    if isinstance(inputs, list):
+        return [*others[:row], inputs[row], *others[row + 1 :]]
+    return torch.cat([others[:row], inputs[row : row + 1], others[row + 1 :]])
+
+
+@pytest.fixture(params=FEATURES)
+def kind(request, tmp_path_factory):
+    """(features, options, inputs of a seed)"""
+    features = FEATURES[request.param]
+    options: dict[str, Any] = {"normalisation": "public"} if request.param == "scattering" else {}
+    if request.param == "encoder":
+        pytest.importorskip("transformers", reason="the extra encoder")
+        options = {"model": tiny_encoder(tmp_path_factory), "trained_on": TRAINED_ON, "tokens": 16}
+    return features, options, texts if features.of_texts else images
+
+
+def test_features_have_the_same_bits_whatever_the_other_records_are(kind, one_thread):
+    features, options, inputs = kind
+    mine = inputs(0)
+    computed = features(mine, **options)
+    for row in ROWS:
+        assert torch.equal(features(replaced(mine, inputs(row + 1), row), **options)[row], computed[row])
+    assert torch.equal(features(mine[:5], **options), computed[:5])
+
+
+def test_features_are_32_bit_rows_that_are_finite_and_differ_between_records(kind):
+    features, options, inputs = kind
+    computed = features(inputs(0), **options)
+    assert computed.dtype == torch.float32
+    assert computed.ndim == 2
+    assert len(computed) == RECORDS
+    assert computed.isfinite().all()
+    assert (torch.pdist(computed) > 0).all()
+    assert not computed.requires_grad
+
+
+def test_features_keep_nothing_of_earlier_records(kind, one_thread):
+    """A function that learns from what it sees gives other bits the second time."""
+    features, options, inputs = kind
+    first = features(inputs(0), **options)
+    features(inputs(1), **options)
+    assert torch.equal(features(inputs(0), **options), first)
+
+
+def test_the_guarantee_can_name_where_constants_come_from_and_they_can_be_stored(kind, one_thread):
+    features, options, inputs = kind
+    shape = () if features.of_texts else tuple(inputs(0).shape[1:])
+    origin, constants = features.origin(shape, **options), features.constants(shape, **options)
+    assert "record's" in origin
+    assert not origin.endswith(".")
+    if constants:
+        stored = {name: values.clone() for name, values in constants.items()}
+        assert torch.equal(features(inputs(0), **options, constants=stored), features(inputs(0), **options))
+        stored = {name: 1.1 * values + 0.1 for name, values in constants.items()}
+        assert not torch.allclose(features(inputs(0), **options, constants=stored), features(inputs(0), **options))
+
+
+def test_unknown_options_and_inputs_of_the_other_kind_are_refused(kind):
+    features, options, inputs = kind
+    with pytest.raises(InputError, match=r"no option 'colour'; they take: "):
+        features(inputs(0), **options, colour=3)
+    with pytest.raises(InputError, match="got"):
+        features(images(0) if features.of_texts else texts(0), **options)
+
+
+# -- scattering by its definition, in 64 bits with numpy and SciPy alone: slow, and independent of the library --------
+
+Array = np.ndarray[Any, Any]
+
+BORDER = 8
+
+
+def morlet(scale: int, orientation: int) -> Array:
+    """(2·reach + 1, 2·reach + 1), complex, with sum 0."""
+    sigma, frequency, reach = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 * 2**scale
+    angle, places = orientation * math.pi / 8, range(-reach, reach + 1)
+    envelope, wave = (np.zeros((2 * reach + 1, 2 * reach + 1), dtype=complex) for _ in range(2))
+    for row, y in enumerate(places):
+        for column, x in enumerate(places):
+            along = math.cos(angle) * x + math.sin(angle) * y
+            across = math.cos(angle) * y - math.sin(angle) * x
+            height = math.exp(-(along**2 + across**2 / 4) / (2 * sigma**2)) / (4 * math.pi * sigma**2)
+            envelope[row, column] = height
+            wave[row, column] = height * cmath.exp(1j * frequency * along)
+    return wave - envelope * (wave.sum() / envelope.sum())
+
+
+def gaussian(sigma: float) -> Array:
+    """Cut at 3.5 sigma, with sum 1."""
+    reach = math.ceil(3.5 * sigma)
+    values = [
+        [math.exp(-(x * x + y * y) / (2 * sigma**2)) for x in range(-reach, reach + 1)]
+        for y in range(-reach, reach + 1)
+    ]
+    return np.array(values) / np.sum(values)
+
+
+def coefficients(channel: Array) -> Array:
+    """(81, height / 4, width / 4) of one channel (height, width): order 0, 16 of order 1, 64 of order 2."""
+    x = np.pad(channel, BORDER, mode="reflect")
+
+    def modulus(grid: Array, scale: int, orientation: int, stride: int) -> Array:
+        return np.abs(convolve2d(grid, morlet(scale, orientation), "same"))[::stride, ::stride]
+
+    def low(grid: Array, halvings: int) -> Array:
+        stride, edge = 4 >> halvings, BORDER // 4
+        return convolve2d(grid, gaussian(1.6 / 2**halvings), "same")[::stride, ::stride][edge:-edge, edge:-edge]
+
+    fine = [modulus(x, 0, i, 1) for i in range(8)]
+    coarse = [modulus(x, 1, i, 2) for i in range(8)]
+    second = [modulus(grid, 1, i, 2) for grid in fine for i in range(8)]
+    return np.stack([low(x, 0), *(low(g, 0) for g in fine), *(low(g, 1) for g in coarse), *(low(g, 1) for g in second)])
+
+
+def pooled(values: Array, side: int) -> Array:
+    """(channels·side²,) means over squares of the grid, whose sides `side` divides."""
+    channels, height, width = values.shape
+    squares = values.reshape(channels, side, height // side, side, width // side)
+    return squares.mean((2, 4)).ravel()
+
+
+def standard(values: Array, groups: int) -> Array:
+    """Mean 0 and variance 1 in each group of channels, with torch's 1e-5 in the root."""
+    parts = values.reshape(groups, -1)
+    centred = parts - parts.mean(1, keepdims=True)
+    return (centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)).reshape(values.shape)
+
+
+def in_groups(image: Array, side: int) -> Array:
+    """Features of an image (channels, height, width) with normalisation "groups"."""
+    return pooled(standard(np.concatenate([coefficients(2 * channel - 1) for channel in image]), 27), side)
+
+
+def by_public_constants(image: Array, side: int, matrix: Array, offset: Array) -> Array:
+    """Features with normalisation "public", for these constants."""
+    logarithms = np.log(np.concatenate([coefficients(channel) for channel in image]) + 1e-3)
+    return pooled(standard(np.einsum("dc,chw->dhw", matrix, logarithms) + offset[:, None, None], 1), side)
+
+
+# -- each kind --------------------------------------------------------------------------------------------------------
 
 
 def photographs(count: int, side: int = 32) -> Tensor:
@@ -67,20 +231,20 @@ def test_unit_features_have_a_norm_of_at_most_one():
 
 def test_scattering_coefficients_are_those_of_the_slow_twin():
     image = photographs(1)[:, :1]
-    ours, slow = _coefficients(image)[0], scattering_twin.coefficients(image[0, 0].double().numpy())
+    ours, slow = _coefficients(image)[0], coefficients(image[0, 0].double().numpy())
     np.testing.assert_allclose(ours, slow, atol=1e-5)
 
 
 def test_features_in_groups_are_those_of_the_slow_twin():
     image = photographs(1)
-    slow = scattering_twin.in_groups(image[0].double().numpy(), 4)
+    slow = in_groups(image[0].double().numpy(), 4)
     np.testing.assert_allclose(scattering(image, "groups", 4)[0], slow, atol=1e-5)
 
 
 def test_features_by_public_constants_are_those_of_the_slow_twin():
     image = photographs(1)
     matrix, offset = (FEATURES["scattering"].constants((3, 32, 32))[name].double() for name in ("matrix", "offset"))
-    slow = scattering_twin.by_public_constants(image[0].double().numpy(), 4, matrix.numpy(), offset.numpy())
+    slow = by_public_constants(image[0].double().numpy(), 4, matrix.numpy(), offset.numpy())
     ours = scattering(image)[0].double().numpy()
     assert np.linalg.norm(ours - slow) < 1e-5 * np.linalg.norm(slow)
 

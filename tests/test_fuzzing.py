@@ -20,8 +20,7 @@ from epsilons.clipping.ghost.ghost import squared_norms, weighted_sums
 from epsilons.clipping.loop import record_gradient
 from fuzzing.families import CLASSES, Drawn
 from fuzzing.running import FIXED, run
-from fuzzing.trials import draw_trial
-from fuzzing.twin import LARGEST, SHORTER, Twin, clipped, twin_of
+from fuzzing.trials import LARGEST, SHORTER, Twin, clipped, draw_trial, twin_of
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 

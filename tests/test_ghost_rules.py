@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from torch.nn import functional as F
 from epsilons.clipping.ghost.operator_rules import RULES, operator
 from epsilons.core.modules import nodes_of
 from functional import Model
-from sums import CLOSE, attached, away, length, sums_of
+from fuzzing import families
+from sums import CLOSE, attached, away, doubled, in_double, length, sums_of
 from zoo import Case, clip_norms
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,6 +127,16 @@ def test_an_operator_within_records_is_proved_and_right(name):
 
 #: h (records, 4, 6, 6) -> records, mixed by the same operators.
 ACROSS: dict[str, Function] = {
+    "Softmax": lambda h: h.softmax(0),
+    "Cumsum": lambda h: h.cumsum(0),
+    "Flip": lambda h: h.flip(0) + h,
+    "Roll": lambda h: h.roll(1, 0),
+    "Roll, flat": lambda h: h.roll(2),
+    "Mean": lambda h: h - h.mean(0),
+    "Mm": lambda h: h.flatten(1) @ h.flatten(1).T,
+    "View, askew": lambda h: h.reshape(3, -1).cumsum(1).view(RECORDS, -1),
+    "NativeBatchNorm": lambda h: F.batch_norm(h, None, None, training=True),
+    "Amax": lambda h: torch.maximum(h, h.amax(0, keepdim=True).detach() * h.sum()),
     "Cumprod": lambda h: h.cumprod(0),
     "Cummax": lambda h: h.cummax(0).values,
     "Logcumsumexp": lambda h: h.logcumsumexp(0),
@@ -199,3 +213,95 @@ def test_a_vector_as_a_weight_is_proved_and_right():
     x = torch.randn(RECORDS, 4, 6)
     ours, theirs = sums_of(model, lambda m, x: (x @ m.v).sin().sum(1), x, clip_norms(RECORDS, 0.3))
     assert away(ours, theirs) <= CLOSE * length(theirs)
+
+
+# -- layers of torch with random options ---------------------------------------------------------------------
+
+ACTIVATIONS = [
+    *(nn.PReLU(5, 0.1), nn.GLU(1), nn.Softmax(1), nn.LogSoftmax(-1), nn.Softmin(1), nn.CELU(2.0), nn.GELU("tanh")),
+    *(nn.Hardtanh(-0.3, 0.4), nn.Hardsigmoid(), nn.LogSigmoid(), nn.ReLU6(), nn.Softplus(2.0, 1.0), nn.Softshrink(0.1)),
+    *(nn.Hardshrink(0.1), nn.Tanhshrink(), nn.Threshold(0.1, -1.0), nn.RReLU(0.2, 0.2), nn.Unflatten(1, (2, 3))),
+]
+POOLING = [
+    *(nn.MaxPool2d(2, ceil_mode=True, padding=1), nn.MaxPool2d(3, 1, dilation=2), nn.AdaptiveAvgPool2d((2, 3))),
+    *(nn.AvgPool2d(2, count_include_pad=False, padding=1), nn.AdaptiveMaxPool2d((3, None)), nn.ZeroPad2d((1, 0, 2, 1))),
+    *(nn.FractionalMaxPool2d(2, 3, _random_samples=torch.full((RECORDS, 4, 2), 0.4)), nn.Upsample(scale_factor=2)),
+    *(nn.Upsample(scale_factor=2, mode="bicubic"), nn.CircularPad2d(1), nn.Unfold(2, padding=1)),
+    nn.Sequential(nn.Unfold(2), nn.Fold((7, 6), 2)),
+]
+
+
+def _by_cell(kind: type[nn.RNNCellBase]) -> families.Computed:
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        state = None
+        for now in x.unbind(1):
+            state = model.cell(now, state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+    block = families.Computed(compute, (3, 5))
+    block.cell = kind(5, 4, bias=kind is not nn.GRUCell)
+    return block
+
+
+Made = tuple[nn.Module, str, tuple[int, ...]]  # a layer, what it takes, and the sizes of a record
+MADE: list[Made] = [
+    *((nn.Sequential(nn.Linear(5, 6 if isinstance(a, nn.GLU | nn.Unflatten) else 5), a), "flat", (5,))
+      for a in ACTIVATIONS),
+    *((nn.Sequential(nn.Conv2d(2, 4, 1), pool), "planes", (2, 7, 6)) for pool in POOLING),
+    *((_by_cell(kind), "steps", (3, 5)) for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)),
+]  # fmt: skip
+
+
+def _drawn(kind: str, place: int, seed: int) -> Made:
+    """The layer at this place of families.LAYERS, with random options and sizes that fit them."""
+    pick, takes = Random(seed), kind.split(" > ")[0]
+    while True:
+        sizes = pick.choice(families.SIZES[takes])
+        try:
+            layer = families.LAYERS[kind][place](families.Options(pick), *sizes)
+            with torch.no_grad():
+                is_empty = layer(families.sample(takes, sizes, 2)).numel() == 0
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            continue
+        if not is_empty:
+            return layer, takes, sizes
+
+
+def _seeds() -> Iterator[Any]:
+    """Each layer of the random models (tests/fuzzing) with random options, then those above."""
+    for kind, layers in families.LAYERS.items():
+        for make in dict.fromkeys(layers):
+            place = layers.index(make)
+            for seed in range(40 if make.__name__ in ("_any_convolution", "_attention") else 15):
+                drawn = functools.partial(_drawn, kind, place, seed)
+                yield pytest.param(drawn, id=f"{kind} {make.__name__} {seed}")
+    yield from (pytest.param(lambda made=made: made, id=str(i)) for i, made in enumerate(MADE))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", list(_seeds()))
+def test_every_option_of_a_layer_gives_the_definitions_sum(make):
+    torch.manual_seed(0)
+    layer, takes, sizes = make()
+    layer.register_parameter("head", nn.Parameter(torch.ones(1)))  # layers without weights have one behind them, too
+    x, clip_norm, ones = families.sample(takes, sizes, RECORDS), clip_norms(RECORDS, 0.3), torch.ones(RECORDS)
+    case = Case(layer, lambda records: ())
+    exact = doubled(case)
+
+    def losses(model: nn.Module, data: Tensor) -> Tensor:
+        """Each entry counts by another weight, so that an exchange is noticed."""
+        flat = model(data).flatten(1)
+        weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)
+        return (flat * weights).square().mean(1) * model.head.exp()
+
+    theirs = attached("loop", exact).clipped_sum(losses(exact.model, *in_double([x])), clip_norm, ones)
+    # Circular padding writes into slices of a new tensor, which the graph does not show.
+    is_circular = any(
+        getattr(m, "padding_mode", "") == "circular" or isinstance(m, nn.CircularPad2d) for m in layer.modules()
+    )
+    for name in ("ghost", "vmap"):
+        engine = attached(name, case)
+        engine.begin(RECORDS)
+        assert away(engine.clipped_sum(losses(layer, x), clip_norm, ones), theirs) <= CLOSE * length(theirs), name
+        assert name == "vmap" or engine.is_proven or is_circular
+        engine.detach()

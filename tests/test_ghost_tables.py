@@ -11,12 +11,11 @@ from torch.nn import functional as F
 
 from epsilons.clipping.ghost import embeddings
 from epsilons.clipping.ghost.backward import per_sample_grads
-from epsilons.clipping.ghost.embeddings import EmbeddingGrad, PooledGrad, TableGrad, Texts, in_order, weights_of
+from epsilons.clipping.ghost.embeddings import PooledGrad, TableGrad, Texts, embedding_grad, in_order, weights_of
 from epsilons.clipping.ghost.graph import trace
 from functional import Model
 from sums import CLOSE, any_case, attached, away, compared, length
-from zoo import Case
-from zoo_more import MORE
+from zoo import MORE, Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,7 +79,7 @@ def test_rows_that_are_only_weighted_and_added_up_have_one_gradient_per_record(c
     ],
 )
 def test_rows_that_are_used_otherwise_have_gradients_by_token(compute):
-    assert kind_of(compute) is EmbeddingGrad
+    assert kind_of(compute) is TableGrad
 
 
 def test_bags_are_not_differentiated_record_by_record():
@@ -179,7 +178,7 @@ def test_no_contribution_by_token_is_above_its_clip_norm(values):
     rows = torch.tensor(VALUES[values]).repeat(2, 4, 1)
     rows[:, 1] *= -1  # cancels
     rows[:, 3] *= 0.3
-    grad = EmbeddingGrad(torch.tensor([[1, 1, 4, 1], [1, 0, 4, 1]]), rows, 7, padding=0)
+    grad = embedding_grad(torch.tensor([[1, 1, 4, 1], [1, 0, 4, 1]]), rows, 7, padding=0)
     for record, squared in enumerate(grad.squared_norm().tolist()):
         if squared == float("inf"):
             continue  # too large for 32 bits
@@ -195,7 +194,7 @@ def test_no_contribution_by_token_is_above_its_clip_norm(values):
 def test_padding_adds_nothing_even_if_its_gradients_are_not_finite():
     rows = torch.ones(2, 3, 4)
     rows[0, 1] = float("nan")
-    grad = EmbeddingGrad(torch.tensor([[5, 0, 5], [0, 0, 0]]), rows, 7, padding=0)
+    grad = embedding_grad(torch.tensor([[5, 0, 5], [0, 0, 0]]), rows, 7, padding=0)
     total = grad.weighted(torch.ones(2, dtype=torch.float64))
     assert torch.equal(total, 2.0 * F.one_hot(torch.tensor(5), 7).double()[:, None].expand(7, 4))
     assert torch.allclose(grad.squared_norm(), torch.tensor([16.0, 0.0], dtype=torch.float64), atol=1e-30, rtol=1e-5)
@@ -228,25 +227,25 @@ def test_a_tables_sum_is_the_same_in_parts(monkeypatch):
     torch.manual_seed(0)
     index, rows = torch.randint(50, (40, 30)).square() % 61, torch.randn(40, 30, 5)
     factor = torch.rand(40, dtype=torch.float64)
-    whole = EmbeddingGrad(index, rows, 61, -1).weighted(factor)
+    whole = embedding_grad(index, rows, 61, -1).weighted(factor)
     exact = F.one_hot(index, 61).double().mT @ rows.double()
     assert torch.allclose(whole, torch.einsum("b,bvd->vd", factor, exact), atol=1e-5)
     for values in (1, 60, 5000):
         monkeypatch.setattr(embeddings, "VALUES_AT_ONCE", values)
-        assert torch.equal(EmbeddingGrad(index, rows, 61, -1).weighted(factor), whole)
+        assert torch.equal(embedding_grad(index, rows, 61, -1).weighted(factor), whole)
 
 
 def test_other_records_do_not_change_a_records_norm_or_contribution():
     torch.manual_seed(0)
     index, rows = torch.randint(9, (20, 7)), torch.randn(20, 7, 5)
-    alone = EmbeddingGrad(index[3:4], rows[3:4], 9, -1)
-    among = EmbeddingGrad(index, rows, 9, -1)
+    alone = embedding_grad(index[3:4], rows[3:4], 9, -1)
+    among = embedding_grad(index, rows, 9, -1)
     one = torch.ones(1, dtype=torch.float64)
     assert torch.equal(among.squared_norm()[3:4], alone.squared_norm())
     assert torch.equal(among.weighted(F.one_hot(torch.tensor(3), 20).double()), alone.weighted(one))
 
 
 def test_a_physical_batch_of_padding_alone_adds_nothing_to_a_table():
-    grad = EmbeddingGrad(torch.zeros(3, 4, dtype=torch.int64), torch.randn(3, 4, 5), 2, 0)
+    grad = embedding_grad(torch.zeros(3, 4, dtype=torch.int64), torch.randn(3, 4, 5), 2, 0)
     assert grad.squared_norm().tolist() == [0.0, 0.0, 0.0]
     assert torch.equal(grad.weighted(torch.ones(3, dtype=torch.float64)), torch.zeros(2, 5, dtype=torch.float64))

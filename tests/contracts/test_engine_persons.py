@@ -16,8 +16,7 @@ from epsilons.clipping.engine import Persons
 from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from epsilons.errors import InputError
 from sums import OVERSTATED, any_case, attached, away, common_mode, length, share
-from zoo import ZOO, Case, build, clip_norms, flat
-from zoo_more import MORE
+from zoo import MORE, ZOO, Case, build, clip_norms, flat
 
 from .test_engines import norm_of
 

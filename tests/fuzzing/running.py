@@ -19,8 +19,7 @@ import torch
 
 import epsilons
 
-from .trials import ENGINES, Trial, draw_trial, sum_of
-from .twin import twin_of
+from .trials import ENGINES, Trial, draw_trial, sum_of, twin_of
 
 #: Without one record a sum may move by so many times its bound, and by so much of the lengths of all other
 #: contributions together: kernels round a record's gradient in its last bit if they are given another number of rows.

@@ -23,11 +23,4 @@ def engine(which: str | Engine) -> Engine:
     return named({"auto": ENGINES[AUTO], **ENGINES}, which, "engine")() if isinstance(which, str) else which
 
 
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "Ghost",
-    "NonFiniteGradientError",
-    "check_takes_persons",
-    "engine",
-]
+__all__ = ["ENGINES", "Engine", "Ghost", "NonFiniteGradientError", "check_takes_persons", "engine"]

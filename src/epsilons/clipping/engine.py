@@ -145,6 +145,12 @@ def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Ten
 
 
 # -- Persons: consecutive rows of a physical batch that together make one clipped contribution
+#
+# The gradient that is clipped is that of the mean of a person's losses. The factor 1/size is part of what the backward
+# pass begins with, so that no row's gradient is larger than in that mean.
+#
+# How a person's rows are merged depends on their own number of rows alone: persons are grouped by it, and nothing is
+# padded. Otherwise one person's rows would change how the gradients of others are rounded (docs/engine.md#persons).
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +174,6 @@ class SizeGroup:
     def of(self, values: Tensor) -> Tensor:
         """(persons of this size,) of values for all persons."""
         return values if self.places is None else values.index_select(0, self.places)
-
-    def of_all(self, places: Tensor) -> Tensor:
-        """Places among all persons, of places in this group."""
-        return places if self.places is None else self.places.index_select(0, places)
 
 
 class Persons:
@@ -238,5 +240,3 @@ def persons_in(losses: Tensor, clip_norm: Tensor, sizes: Sequence[int] | None) -
 
 
 _ADVICE = "Leave out persons without rows, and give one clip norm and one weight per person."
-
-__all__ = ["Persons", "SizeGroup", "persons_in"]

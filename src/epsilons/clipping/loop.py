@@ -56,7 +56,12 @@ def record_gradient(
     losses: Tensor, record: int, parameters: Sequence[nn.Parameter], keep_graph: bool
 ) -> list[Tensor | None]:
     """The gradient of one record's loss by each parameter; None where the loss does not depend on it."""
-    gradients = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
+    return gradient_of(losses[record], parameters, keep_graph)
+
+
+def gradient_of(total: Tensor, parameters: Sequence[nn.Parameter], keep_graph: bool = True) -> list[Tensor | None]:
+    """By each parameter; None where this number does not depend on it."""
+    gradients = torch.autograd.grad(total, list(parameters), retain_graph=keep_graph, allow_unused=True)
     return [None if g is None else strided(g) for g in gradients]
 
 

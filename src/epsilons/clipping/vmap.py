@@ -24,15 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .engine import (
-    NonFiniteGradientError,
-    Persons,
-    clip_factors,
-    is_meant,
-    no_bare_errors,
-    non_finite_losses,
-    persons_in,
-)
+from . import engine
 from .ghost.graph import check_connected
 from .loop import record_gradient
 from .summing import RandomCheck, agree, full_precision, rounding_of
@@ -58,9 +50,6 @@ def called_with(
         if t is not None and own[id(t)] in tensors
     }
     return functional_call(module, places, tuple(args), dict(kwargs or {}), tie_weights=False)
-
-
-__all__ = ["called_with"]
 
 
 # -- Vmap: one backward pass for the whole physical batch, then per-record gradients module by module, with a check
@@ -113,7 +102,7 @@ class Vmap:
             handle.remove()
         self._recording = False
 
-    @no_bare_errors()
+    @engine.no_bare_errors()
     def clipped_sum(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
@@ -123,14 +112,14 @@ class Vmap:
             return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         check_connected(losses, self._parameters)
         with full_precision():
-            persons = persons_in(losses, clip_norm, sizes)
+            persons = engine.persons_in(losses, clip_norm, sizes)
             means = losses if persons is None else persons.means(losses)
             rows = self._by_module(calls, means)
             gradients = list(rows) if persons is None else [None if g is None else persons.summed(g) for g in rows]
             numbers = self._check.numbers(means)
             by_graph: PerRecord = []  # of all parameters, once some were found wrong
             while True:
-                clip_factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
+                clip_factor = engine.clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
                 size = _uncancelled(rows, persons, clip_factor)
                 wrong = self._disagreeing(gradients, losses, means, numbers, clip_factor, size)
                 if not (wrong := [k for k in wrong if not by_graph or gradients[k] is not by_graph[k]]):
@@ -244,7 +233,7 @@ class Vmap:
                     )
                 )
         except Exception as error:
-            if is_meant(error):
+            if engine.is_meant(error):
                 raise
             self._unsupported.add(call.unit)
             return {}
@@ -277,7 +266,7 @@ class Vmap:
         """
         factor, autograds = self._check.combination(means, numbers, clip_factor)
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in autograds):
-            raise NonFiniteGradientError(non_finite_losses(losses))
+            raise engine.NonFiniteGradientError(engine.non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in ours]
         rounding = rounding_of([*sizes, uncancelled])
@@ -297,7 +286,7 @@ def _units(module: nn.Module, wanted: set[int]) -> Iterator[nn.Module]:
         yield from _units(child, wanted)
 
 
-def _uncancelled(rows: PerRecord, persons: Persons | None, clip_factor: Tensor) -> float:
+def _uncancelled(rows: PerRecord, persons: engine.Persons | None, clip_factor: Tensor) -> float:
     """The size of all persons' clipped rows, if none cancelled."""
     if persons is None:
         return 0.0

@@ -39,7 +39,7 @@ from .config_training import (
     one_owner,
 )
 
-#: The models of epsilons.models.plain, which take ids of tokens.
+#: The models of epsilons.models.networks, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
 

@@ -128,6 +128,8 @@ def _has_channels_innermost(tensor: Tensor) -> bool:
 
 # -- The memory layout of convolutions: channels innermost, where a model takes it and a CPU computes faster with it
 #
+# A layout changes no value and no gradient but by rounding. A model may still depend on it: `x.view(n, -1)` behind a
+# convolution is an error with channels innermost. So the layout is tried before training.
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
@@ -138,16 +140,10 @@ def convolutions(model: nn.Module) -> list[nn.Module]:
     return [module for module in found if module.weight.is_contiguous()]
 
 
-def to_channels_last(modules: Sequence[nn.Module]) -> None:
-    """Store the weights of these convolutions with the channels innermost, in place; activations follow."""
+def lay_out(modules: Sequence[nn.Module], form: torch.memory_format) -> None:
+    """Store the weights of these convolutions in this layout, in place; activations follow."""
     for module in modules:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-
-
-def to_usual(modules: Sequence[nn.Module]) -> None:
-    """Store the weights of these convolutions in the usual layout, in place."""
-    for module in modules:
-        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        module.to(memory_format=form)  # type: ignore[call-overload]  # missing in torch's stubs
 
 
 def prefers_channels_last(model: nn.Module) -> bool:

@@ -41,50 +41,67 @@ def _hash(value: object, above: tuple[int, ...]) -> bytes:
     if id(value) in above or len(above) > DEPTH:
         return _joined("again", type(value).__qualname__)
     inside = (*above, id(value))
-
-    def each(values: Iterable[object]) -> Iterable[bytes]:
-        return (_hash(part, inside) for part in values)
-
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | bytearray | memoryview):
-            content = bytes(value) if isinstance(value, bytes | bytearray | memoryview) else repr(value)
-            return _joined(kind, content)
-        if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return _joined("tensor", f"{value.dtype} {tuple(value.shape)}", flat.numpy().tobytes())
-        if isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-            if array.dtype.hasobject:
-                return _joined("objects", str(array.shape), *each(array.reshape(-1).tolist()))
-            return _joined("array", f"{array.dtype} {array.shape}", array.tobytes())
-        if isinstance(value, nn.Module):
-            return _module(value, inside)
-        if isinstance(value, Mapping):
-            return _joined(kind, *(part for pair in value.items() for part in each(pair)))
-        if isinstance(value, AbstractSet):
-            return _joined(kind, *sorted(each(value)))  # a set of texts has another order in each process
-        if isinstance(value, Sequence):
-            return _joined(kind, *each(value))
-        if isinstance(value, type):
-            return _joined("class", f"{value.__module__}.{value.__qualname__}")
-        if isinstance(value, types.FunctionType):
-            return _function(value, inside)
-        if isinstance(value, types.MethodType):
-            return _joined("method", *each((value.__func__, value.__self__)))
-        if isinstance(value, types.CodeType):
-            return _code(value, inside)
-        if isinstance(value, functools.partial):
-            return _joined("partial", *each((value.func, value.args, value.keywords)))
-        if isinstance(value, types.BuiltinFunctionType):
-            return _joined("builtin", f"{value.__module__}.{value.__qualname__}")
-        if dataclasses.is_dataclass(value):
-            return _joined(kind, *each(getattr(value, field.name) for field in dataclasses.fields(value)))
-        if type(value).__module__.startswith("PIL."):
-            image: Any = value
-            return _joined(kind, f"{image.mode} {image.size}", image.tobytes())
+        found = _of_numbers(value, kind, inside) or _of_collection(value, kind, inside) or _of_code(value, inside)
+        return found or _of_object(value, kind, inside)
     except Exception:  # reading a foreign object may raise anything
         return _joined("unreadable", kind)
+
+
+def _each(values: Iterable[object], inside: tuple[int, ...]) -> Iterable[bytes]:
+    return (_hash(part, inside) for part in values)
+
+
+def _of_numbers(value: object, kind: str, inside: tuple[int, ...]) -> bytes | None:
+    """Of numbers, texts, bytes and arrays of them; None for others."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | bytearray | memoryview):
+        content = bytes(value) if isinstance(value, bytes | bytearray | memoryview) else repr(value)
+        return _joined(kind, content)
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return _joined("tensor", f"{value.dtype} {tuple(value.shape)}", flat.numpy().tobytes())
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            return _joined("objects", str(array.shape), *_each(array.reshape(-1).tolist(), inside))
+        return _joined("array", f"{array.dtype} {array.shape}", array.tobytes())
+    return None
+
+
+def _of_collection(value: object, kind: str, inside: tuple[int, ...]) -> bytes | None:
+    if isinstance(value, nn.Module):
+        return _module(value, inside)
+    if isinstance(value, Mapping):
+        return _joined(kind, *(part for pair in value.items() for part in _each(pair, inside)))
+    if isinstance(value, AbstractSet):
+        return _joined(kind, *sorted(_each(value, inside)))  # a set of texts has another order in each process
+    return _joined(kind, *_each(value, inside)) if isinstance(value, Sequence) else None
+
+
+def _of_code(value: object, inside: tuple[int, ...]) -> bytes | None:
+    """Of classes, and of what can be called."""
+    if isinstance(value, type):
+        return _joined("class", f"{value.__module__}.{value.__qualname__}")
+    if isinstance(value, types.FunctionType):
+        return _function(value, inside)
+    if isinstance(value, types.MethodType):
+        return _joined("method", *_each((value.__func__, value.__self__), inside))
+    if isinstance(value, types.CodeType):
+        return _code(value, inside)
+    if isinstance(value, functools.partial):
+        return _joined("partial", *_each((value.func, value.args, value.keywords), inside))
+    if isinstance(value, types.BuiltinFunctionType):
+        return _joined("builtin", f"{value.__module__}.{value.__qualname__}")
+    return None
+
+
+def _of_object(value: object, kind: str, inside: tuple[int, ...]) -> bytes:
+    if dataclasses.is_dataclass(value):
+        return _joined(kind, *_each((getattr(value, field.name) for field in dataclasses.fields(value)), inside))
+    if type(value).__module__.startswith("PIL."):
+        image: Any = value
+        return _joined(kind, f"{image.mode} {image.size}", image.tobytes())
     return _joined("some", kind)
 
 
@@ -149,6 +166,13 @@ def as_text(values: Mapping[str, Any]) -> str:
 
 
 # -- What a data set holds: the values in it, among them random generators, which are seeded for each record
+#
+# The state of such a generator depends on all records that were read before. Seeded for each record, as the global
+# generators are, it gives a record the same numbers in any order of reading.
+#
+# Found are values in attributes, collections, closures, and in globals that methods and functions of the data set
+# name. Generators elsewhere (in C, in another process) are not found: a record that they change is refused, because it
+# is not the same when it is read again.
 
 Own = np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
 

@@ -8,7 +8,7 @@ A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and re
              sum of four, so that the floating-point result does not reveal which uniforms it was made
              of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
 
-Words become normal values as described in `normals`. The noise of a step is made in blocks, each from a stream of its
+Words become normal values as described in `fill`. The noise of a step is made in blocks, each from a stream of its
 own, by one thread or several: its bits do not depend on how many.
 
 To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
@@ -55,6 +55,19 @@ def fill(words: Words, values: Values) -> None:
     """Fill `values` (count,) with standard normal values from words (2 · pairs,), with pairs = ⌈count / 2⌉.
 
     words  uniform and independent; they are overwritten
+
+    Box and Muller (Ann. Math. Statist. 29(2), 1958): with u uniform in (0, 1] and an angle uniform on the circle,
+    √(−2 ln u)·cos(angle) and √(−2 ln u)·sin(angle) are independent standard normal values. One word gives u, with 63
+    bits rounded to a 64-bit float; another gives the angle, as one of 1,024 sectors and a position in it of 53 bits.
+    Cosine and sine of the sector's middle come from a table, those of the position from Taylor's series, and the
+    angle's from both by the sum formula. Besides additions and products this takes NumPy's logarithm and square root.
+
+    The largest value that can occur is √(126 ln 2) = 9.345: u is at least 2⁻⁶³. A normal value is beyond it with
+    probability 9·10⁻²¹. For the guarantee this is a property of 64-bit floating-point noise, as the gaps between its
+    values are: proofs are about real numbers. It is also far below any δ. If one record moves coordinate j of the sum
+    by Δ_j noise standard deviations, an output that only one of two data sets allows needs noise beyond 9.345 − |Δ_j|
+    in some coordinate j. For a noise multiplier of 1 that has probability below 10⁻¹⁶ per step if one coordinate takes
+    all of the record's norm, and below 10⁻¹⁵ if a million share it.
     """
     pairs = len(words) // 2
     radius, angle, square, cosine, sine, turned = np.empty((6, pairs))

@@ -21,20 +21,15 @@ For a batch of three records a, b, c and `losses = model(x) / len(x)`, the forms
 
 How the parts fit:
 
-    check          computes the forms and asks for the three conditions; the only part that others use
-    variants       the altered forms
-    watch          follows the operators of one forward pass, by
-        schemas        what torch says of an operator
-        rules/         which record each entry of its result depends on, in terms of
-        states         free of records, rows of records, mixed, unknown
-        storage        where the records lie in a tensor's storage, so that views need no rules
-        fixed_draws    random operators that draw nothing
-        caller         which line of the caller's code runs
+    check          computes the forms and asks for the three conditions; forward passes that write to their model
+    fixed_draws    the altered forms, and random operators that draw nothing
+    watch          follows the operators of one forward pass, and the line of the caller's code that runs, by
+        rules          which record each entry of an operator's result depends on, in terms of
+        states         free of records, rows of records, mixed, unknown; where the records lie in a tensor's storage
         decisions      whether Python code decides by a value that it read
-    sizes          condition 2: differences between two sequences of operators
-    comparison     condition 3: differences between losses and gradients
+    comparison     conditions 2 and 3: differences between two sequences of operators, between losses and gradients
     collation      the caller's collate function: the same conditions for batches
-    writes         forward passes that write to their model
+    data_sets      records that depend on what was read before, or hold the data of others
     messages       what is refused, and what is said then
 
 What the check cannot see is on the page docs/limits.md.

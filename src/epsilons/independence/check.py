@@ -21,6 +21,8 @@ from .watch import OperatorWatch, Read, Watched
 
 # -- Forward passes that write to their model: values computed from the data would enter it without clipping or
 # noise
+#
+# And numbers in attributes of modules, which a loop may write to.
 
 #: Numbers in attributes of modules, by module and name.
 Numbers = dict[tuple[nn.Module, str], float]

@@ -49,10 +49,10 @@ def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
     states = [watch.state(tensor) for tensor in tensors(batch)]
     for state, tensor in zip(states, tensors(batch), strict=True):
         if isinstance(state, Mixed) and tensor.is_floating_point():
-            raise messages.collate_computes(gathered.name, state)
+            raise messages.collate(gathered.name, "computes", state.cause)
     for read in watch.watched.reads:
         if read.is_decision:
-            raise messages.collate_decides(gathered.name, read)
+            raise messages.collate(gathered.name, "decides", read.line)
     return _repeatable(gathered, states, records)
 
 
@@ -62,7 +62,7 @@ def _repeatable(gathered: Gathered, states: Sequence[State], records: int) -> Ga
         return gathered
     if all(isinstance(state, Rows) and (state.first, state.count) == (0, records) for state in states):
         return Gathered(lambda places: batches.take(whole, places, records), gathered.records)
-    raise messages.collate_is_not_repeatable(str(gathered.name))
+    raise messages.collate(str(gathered.name), "is not repeatable")
 
 
 def compare(whole: Any, part: Any, variant: Variant, records: int, name: str) -> Collated:
@@ -75,9 +75,9 @@ def compare(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
     if len(ones) != len(others):
         return Collated(name)
     for one, other in zip(ones, others, strict=True):
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.ndim != other.ndim or one.ndim == 0:
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim == other.ndim > 0):
             continue
-        if len(one) != records or len(other) != len(variant.rows):
+        if (len(one), len(other)) != (records, len(variant.rows)):
             continue
         a, b = one[list(variant.there)], other[list(variant.here)]
         if a.shape != b.shape:
@@ -86,7 +86,7 @@ def compare(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
         elif not is_equal(a, b):
             is_place = a.ndim == 1 and not a.is_floating_point()
             if not is_place and not _rows(other) <= _rows(one):
-                raise messages.collate_changes(name)
+                raise messages.collate(name, "changes")
             is_moved = True
     return Collated(name, lengths, is_moved)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clipping.engine import no_bare_errors
-from ..clipping.loop import strided
+from ..clipping.loop import gradient_of
 from .fixed_draws import Variant
 from .states import Unknown
 from .watch import Step, Watched
@@ -91,8 +91,7 @@ class Reference:
         weights = self.weights[list(there)][is_usable].to(losses.dtype)
         total = (losses[rows] * weights).sum()
         with no_bare_errors():
-            gradients = torch.autograd.grad(total, list(parameters), retain_graph=True, allow_unused=True)
-        return [None if g is None else strided(g) for g in gradients]
+            return gradient_of(total, parameters)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -81,21 +81,29 @@ def cause_in(
         return "order"
     near = [(first + step) % len(dataset) for step in range(1, min(UNDER_ONE_SEED, len(dataset)))]
     others = [row for row in dict.fromkeys([*near[:1], *rows, *near]) if row != first][:UNDER_ONE_SEED]
-    kinds, known = records[:1], [*zip(seeded, records, strict=True)]
-    for row in others:
-        raw.append(read(row, seed))
-        rows.append(row)
-        item = copied(raw[-1])
-        known.append(((row, seed), item))
-        kinds += [] if any(is_alike(item, kind) for kind in kinds) else [item]
-        if len(kinds) > 2:
-            break
-    if overlap(raw, rows, person):
+    more, kinds = _under_one_seed(read, seed, others, records[0])
+    known = [*zip(seeded, records, strict=True), *(((row, seed), item) for row, _, item in more)]
+    if overlap([*raw, *(one for _, one, _ in more)], [*rows, *(row for row, _, _ in more)], person):
         return "overlap"
-    ignores = (len(others) > 0 and len(kinds) == 1) or (len(others) >= FEW_AMONG and len(kinds) == 2)
+    ignores = (len(others) > 0 and kinds == 1) or (len(others) >= FEW_AMONG and kinds == 2)
     if ignores and not is_alike(records[0], copied(read(first, seed // 2))):
         return "index"
     return _of_copies(dataset, reader, known[FROM_COPIES::-1], person)
+
+
+def _under_one_seed(
+    read: Callable[[int, int], Any], seed: int, rows: Sequence[int], first: Any
+) -> tuple[list[tuple[int, Any, Any]], int]:
+    """([(row, record, its copy)] of these rows, number of different ones with `first`), until there are three."""
+    found, kinds = [], [first]
+    for row in rows:
+        raw = read(row, seed)
+        item = copied(raw)
+        found.append((row, raw, item))
+        kinds += [] if any(is_alike(item, kind) for kind in kinds) else [item]
+        if len(kinds) > 2:
+            break
+    return found, len(kinds)
 
 
 def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
@@ -119,18 +127,21 @@ def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray
                 cold = type(value)()
                 if any(changed({id(value): cold})) and cold:  # reading fills it
                     return "order"
-            places = np.arange(len(value))
-            owner = places if person is None else person
+            owner = np.arange(len(value)) if person is None else person
             if not _has_rows(value, size) or len(owner) != len(value):
                 continue
-            halves, found = draw.integers(2, size=int(owner.max()) + 1)[owner], []
-            for half in (0, 1):
-                rows = np.where(halves == half, np.roll(places, 1), places)
-                other = [value[row] for row in rows] if isinstance(value, list | tuple) else value[rows]
-                found.append(changed({id(value): other}))
+            found = [changed({id(value): other}) for other in _with_halves_moved(value, owner, draw)]
             if any(map(all, zip(*found, strict=True))):
                 return "others"
     return "order" if any(changed({})) else None  # what copies left in a cache outside of the data set
+
+
+def _with_halves_moved(table: Any, owner: IntArray, draw: np.random.Generator) -> Iterator[Any]:
+    """The table with other rows in the places of one half of the persons, then of the other. owner: of each row"""
+    places, halves = np.arange(len(table)), draw.integers(2, size=int(owner.max()) + 1)[owner]
+    for half in (0, 1):
+        rows = np.where(halves == half, np.roll(places, 1), places)
+        yield [table[row] for row in rows] if isinstance(table, list | tuple) else table[rows]
 
 
 def _is_frame(value: Any) -> bool:

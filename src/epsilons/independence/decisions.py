@@ -29,6 +29,9 @@ _PASSING |= {"log2", "log10", "pow", "fabs"}
 _LOGGING = {"print", "warn", "warning", "info", "debug", "error", "exception", "critical", "log", "write", "add_scalar"}
 
 
+_Parents = dict[ast.AST, ast.AST]  # the node that each node is in
+
+
 @dataclass(frozen=True)
 class Place:
     """An expression that is being evaluated: (first line, last line, first column, last column) of a file."""
@@ -59,6 +62,11 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
     return _Following(places, is_exact).decides(read, 0, is_each)
 
 
+#: True or False: the value decides, or does not. Else the expression that it is in now, and whether that holds one
+#: value for each record.
+_Step = bool | tuple[ast.AST, bool]
+
+
 class _Following:
     def __init__(self, places: Sequence[Place], is_exact: bool) -> None:
         self._places, self._is_exact = places, is_exact
@@ -69,62 +77,74 @@ class _Following:
         parents = _source(self._places[at].file)[1]
         while (node, is_each) not in self._seen:
             self._seen.add((node, is_each))
-            parent = parents.get(node)
-            if isinstance(parent, ast.If | ast.While | ast.IfExp) and node is parent.test:
+            step = self._step(node, parents, at, is_each)
+            if isinstance(step, bool):
+                return step
+            node, is_each = step
+        return False
+
+    def _step(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> _Step:
+        match parents.get(node):
+            case (ast.If() | ast.While() | ast.IfExp()) as parent if node is parent.test:
                 return not is_each and not _is_harmless(parent)
-            if isinstance(parent, ast.Compare):
-                if not is_each or any(isinstance(op, ast.In | ast.NotIn) for op in parent.ops):
-                    return not _is_for_harmless(parent, parents)
-            elif isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.FloorDiv | ast.Mod):
-                if not is_each and not self._is_exact:
-                    return True
-            elif isinstance(parent, ast.Attribute):
-                call = parents.get(parent)
-                if not (isinstance(call, ast.Call) and call.func is parent):
-                    return False  # such as .shape
-                is_each = is_each and parent.attr not in _REDUCTIONS
-                if not is_each and not self._is_exact and parent.attr in _BOUNDS - _REDUCTIONS:
-                    return True
-                parent = call
-            elif isinstance(parent, ast.Call | ast.keyword):
+            case ast.Compare() as parent if not is_each or any(isinstance(op, ast.In | ast.NotIn) for op in parent.ops):
+                return not _is_for_harmless(parent, parents)
+            case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if not is_each and not self._is_exact:
+                return True
+            case ast.Attribute() as parent:
+                return self._of_method(parent, parents.get(parent), is_each)
+            case (ast.Call() | ast.keyword()) as parent:
                 call = parent if isinstance(parent, ast.Call) else parents[parent]
                 assert isinstance(call, ast.Call)
-                name = _name(call.func)
-                if name in _REDUCTIONS and is_each and len(call.args) == 1:
-                    is_each = False
-                elif name in _BOUNDS and not is_each and not self._is_exact:
-                    return True
-                elif name not in _REDUCTIONS | _BOUNDS | _PASSING:
-                    return any(self._uses(*use, at, is_each) for use in self._handed(call, node, at))
-                parent = call
-            elif isinstance(parent, ast.Subscript):
-                if node is not parent.value:
-                    return False  # a size or a place
-                is_each = is_each and not isinstance(parent.slice, ast.Constant | ast.UnaryOp)
-            elif isinstance(parent, ast.comprehension):
-                owner = parents[parent]
-                if node is not parent.iter:
-                    return not is_each
-                if not is_each and self._uses(owner, _targets(parent.target), at, False):
-                    return True
-                parent = owner
-            elif isinstance(parent, ast.For):
+                return self._of_call(call, node, at, is_each)
+            case ast.Subscript() as parent:  # as an index, the value is a size or a place
+                is_one = isinstance(parent.slice, ast.Constant | ast.UnaryOp)
+                return node is parent.value and (parent, is_each and not is_one)
+            case ast.comprehension() as parent if node is parent.iter:
+                decided = not is_each and self._uses(parents[parent], _targets(parent.target), at, False)
+                return decided or (parents[parent], is_each)
+            case ast.comprehension():
+                return not is_each
+            case ast.For() as parent:
                 return not is_each and self._uses(parent, _targets(parent.target), at, False)
-            elif isinstance(parent, ast.Return):
-                at += 1
-                caller = _expression(self._places[at]) if at < len(self._places) else None
-                return caller is not None and self.decides(caller, at, is_each)
-            elif isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
-                targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-                names = frozenset(name for target in targets for name in _targets(target))
-                if self._uses(_scope(parent, parents), names, at, is_each, _loop_of_batches(parent, parents)):
-                    return True
-                if not isinstance(parent, ast.NamedExpr):
-                    return False
-            elif not isinstance(parent, ast.expr) or isinstance(parent, ast.Lambda | ast.FormattedValue):
-                return False
-            node = parent
+            case ast.Return():
+                caller = _expression(self._places[at + 1]) if at + 1 < len(self._places) else None
+                return caller is not None and self.decides(caller, at + 1, is_each)
+            case (ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr()) as parent:
+                return self._of_assignment(parent, parents, at, is_each)
+            case ast.expr() as parent if not isinstance(parent, ast.Lambda | ast.FormattedValue):
+                return parent, is_each
         return False
+
+    def _of_method(self, attribute: ast.Attribute, call: ast.AST | None, is_each: bool) -> _Step:
+        if not (isinstance(call, ast.Call) and call.func is attribute):
+            return False  # such as .shape
+        is_each = is_each and attribute.attr not in _REDUCTIONS
+        is_bound = not is_each and not self._is_exact and attribute.attr in _BOUNDS - _REDUCTIONS
+        return is_bound or (call, is_each)
+
+    def _of_call(self, call: ast.Call, node: ast.AST, at: int, is_each: bool) -> _Step:
+        name = _name(call.func)
+        if name in _REDUCTIONS and is_each and len(call.args) == 1:
+            return call, False
+        if name in _BOUNDS and not is_each and not self._is_exact:
+            return True
+        if name not in _REDUCTIONS | _BOUNDS | _PASSING:
+            return any(self._uses(*use, at, is_each) for use in self._handed(call, node, at))
+        return call, is_each
+
+    def _of_assignment(
+        self,
+        node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
+        parents: _Parents,
+        at: int,
+        is_each: bool,
+    ) -> _Step:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = frozenset(name for target in targets for name in _targets(target))
+        if self._uses(_scope(node, parents), names, at, is_each, _loop_of_batches(node, parents)):
+            return True
+        return isinstance(node, ast.NamedExpr) and (node, is_each)
 
     def _handed(self, call: ast.Call, node: ast.AST, at: int) -> list[tuple[ast.AST, frozenset[str]]]:
         """The functions of this file that are handed the value, each with its parameter's name."""
@@ -169,13 +189,13 @@ def _name(function: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _scope(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
+def _scope(node: ast.AST, parents: _Parents) -> ast.AST:
     while node in parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node = parents[node]
     return node
 
 
-def _loop_of_batches(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
+def _loop_of_batches(node: ast.AST, parents: _Parents) -> ast.AST | None:
     """The innermost loop around it in which `step` of some object is called: each of its turns ends a batch."""
     while node in parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node = parents[node]
@@ -188,7 +208,7 @@ def _is_step(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
 
 
-def _is_for_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+def _is_for_harmless(node: ast.AST, parents: _Parents) -> bool:
     """Whether a comparison is in an assertion, or in the test of an `if` that only raises or logs."""
     while isinstance(node, ast.expr) and node in parents:
         node = parents[node]
@@ -231,7 +251,7 @@ def _by_span(file: str) -> dict[tuple[int | None, ...], ast.AST]:
 
 
 @cache
-def _source(file: str) -> tuple[ast.Module, dict[ast.AST, ast.AST]]:
+def _source(file: str) -> tuple[ast.Module, _Parents]:
     """The parsed file, and every node's parent; empty where the source cannot be read."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

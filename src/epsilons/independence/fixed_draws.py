@@ -133,6 +133,14 @@ DRAWS: dict[str, Draw] = {
 
 
 # -- The altered forms in which a physical batch is computed
+#
+# as it is    the form that all others are compared with
+# exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
+# resized     one record less; half of them, or more than there are, by copies
+# copied      a single record, with copies of itself
+# earlier     all records, with numbers in attributes of modules as they were before in a draw
+# alone       one record; the shortest one alone, so that padding has another length. For a foreign loop with a copy of
+#             itself, because such loops drop the dimension of the records if it is 1 (squeeze)
 
 #: Draws seldom hold more records than expected and this many of its roots.
 ROOTS = 8

@@ -80,7 +80,7 @@ def moved(what: str, kind: str, collated: Collated | None, model: nn.Module) -> 
             f"record's own length), or pad all records to one length. {WAY_OUT}"
         )
     if collated is not None and collated.is_moved:
-        return collate_changes(collated.name)
+        return collate(collated.name, "changes")
     if kind == "earlier":
         return BatchDependenceError(
             f"{start} The loop changes them with every batch, such as a counter, and how many batches a draw has is "
@@ -99,35 +99,23 @@ def moved(what: str, kind: str, collated: Collated | None, model: nn.Module) -> 
     return BatchDependenceError(f"{start} {causes}")
 
 
-def collate_computes(name: str, state: Mixed) -> BatchDependenceError:
-    return BatchDependenceError(
-        f"Your collate function {name} computes across records, by {state.cause}, so no gradient can be "
-        f"clipped alone. Compute with one record at a time, or with constants fixed beforehand. {WAY_OUT}"
-    )
+_COLLATE = {
+    "computes": "computes across records, by {}, so no gradient can be clipped alone. Compute with one record at a "
+    "time, or with constants fixed beforehand.",
+    "decides": "decides by values of several records what it does with all, at {}, so one record can move the losses "
+    "of others. Decide for each record alone.",
+    "is not repeatable": "makes another batch of the same records when it is called again, so it cannot be seen what "
+    "one record does to others. Keep no state between calls, and draw from the global generators of torch, NumPy or "
+    "random: they are seeded for every physical batch.",
+    "changes": "gives a record other values, or another place, when it is collated with other records. Records must "
+    "not meet there, and losses must be in the order of the records: each is clipped by its own clip norm. Normalise "
+    "and mix nothing across records, and sort inside the model, or sort the losses back.",
+}
 
 
-def collate_decides(name: str, read: Read) -> BatchDependenceError:
-    return BatchDependenceError(
-        f"Your collate function {name} decides by values of several records what it does with all, at "
-        f"{read.line}, so one record can move the losses of others. Decide for each record alone. {WAY_OUT}"
-    )
-
-
-def collate_is_not_repeatable(name: str) -> BatchDependenceError:
-    return BatchDependenceError(
-        f"Your collate function {name} makes another batch of the same records when it is called again, so it cannot "
-        "be seen what one record does to others. Keep no state between calls, and draw from the global generators of "
-        f"torch, NumPy or random: they are seeded for every physical batch. {WAY_OUT}"
-    )
-
-
-def collate_changes(name: str) -> BatchDependenceError:
-    return BatchDependenceError(
-        f"Your collate function {name} gives a record other values, or another place, when it is collated with other "
-        "records. Records must not meet there, and losses must be in the order of the records: each is "
-        "clipped by its own clip norm. Normalise and mix nothing across records, and sort inside the model, or sort "
-        f"the losses back. {WAY_OUT}"
-    )
+def collate(name: str, problem: str, where: object = "") -> BatchDependenceError:
+    """name: of the caller's function; problem: a name in _COLLATE"""
+    return BatchDependenceError(f"Your collate function {name} {_COLLATE[problem].format(where)} {WAY_OUT}")
 
 
 def writes(names: Sequence[str]) -> UnsupportedLayerError:

@@ -8,7 +8,7 @@ The rules are facts about ATen operators, grouped by kind:
     indexing     picking, writing, joining by places
     layers       batch norm, embeddings, losses of classes
 
-To add an operator: give a rule (`general` builds most of them) and add its name to the table of that file. Without a
+To add an operator: give a rule (`general` builds most of them) and add its name to the table of its kind. Without a
 rule, the result is unknown, which refuses nothing: losses and gradients are then compared in more forms. For some
 operators with a rule, only the use that keeps records apart is known; every other use of those is mixed or unknown.
 """
@@ -159,17 +159,21 @@ def index(call: Call) -> State:
     assert isinstance(state, Rows)
     if state.axis is None:
         return call.joined([state, chosen])
-    if state.axis not in places:
-        before = sum(place < state.axis for place in places)
-        behind = ndim if not are_adjacent or places[0] < state.axis else 0
-        return call.joined([replace(state, axis=state.axis - before + behind), chosen])
-    which = given[places.index(state.axis)]
+    if state.axis in places:
+        is_own = state.inner == 1 and _is_each_its_own(
+            call, given, given[places.index(state.axis)], x.shape[state.axis]
+        )
+        return call.joined([replace(state, axis=start), chosen]) if is_own else call.unknown()
+    before = sum(place < state.axis for place in places)
+    behind = ndim if not are_adjacent or places[0] < state.axis else 0
+    return call.joined([replace(state, axis=state.axis - before + behind), chosen])
+
+
+def _is_each_its_own(call: Call, given: Sequence[Tensor], which: Tensor, size: int) -> bool:
+    """Whether each record picks from itself. which: the tensor among these that picks records"""
     shape = torch.broadcast_shapes(*(i.shape for i in given))  # type: ignore[no-untyped-call]
-    size = x.shape[state.axis]
-    is_each_its_own = call.state(which) == FREE and state.inner == 1 and which.ndim == ndim and shape[:1] == (size,)
-    if not is_each_its_own or not _is_in_order(which, size):
-        return call.unknown()
-    return call.joined([replace(state, axis=start), chosen])
+    is_whole = which.ndim == max(i.ndim for i in given) and shape[:1] == (size,)
+    return call.state(which) == FREE and is_whole and _is_in_order(which, size)
 
 
 def _masked(call: Call, state: State, start: int, given: Sequence[Tensor]) -> State:
@@ -506,26 +510,16 @@ REDUCTIONS: dict[str, Rule] = {
 
 # -- Which record each entry of an operator's result depends on, given the same of its arguments
 
-RULES: dict[str, Rule] = {
-    **POINTWISE,
-    **REDUCTIONS,
-    **PRODUCTS,
-    **INDEXING,
-    **LAYERS,
-}
+RULES: dict[str, Rule] = {**POINTWISE, **REDUCTIONS, **PRODUCTS, **INDEXING, **LAYERS}
 #: These do not use all of their arguments.
 _PARTIAL = (from_nothing, copied, class_loss_backward)
 #: These may give another result than unknown where an argument is unknown.
 _OWN_JUDGEMENT = (*_PARTIAL, pointwise, loss_by_entry)
 
 
-def no_rule(call: Call) -> State:
-    return call.unknown()
-
-
 def result_of(call: Call, is_pointwise: bool) -> list[State]:
     """The state of every result. is_pointwise: what torch itself says of an operator without a rule here."""
-    rule = RULES.get(call.name) or (pointwise if is_pointwise else no_rule)
+    rule = RULES.get(call.name) or (pointwise if is_pointwise else Call.unknown)
     state = _by_arguments([s for s in call.states.values() if not isinstance(s, Free)], rule)
     if state is not None:
         return [state] * len(call.results)

@@ -162,6 +162,9 @@ def axes(dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 # -- Where the records of a tensor lie in its storage, so that views need no rules
+#
+# A view shows the storage of another tensor with other strides. So what is known is kept per storage, as a layout:
+# which record the value at each offset depends on. The state of a view follows from the layout and the view's strides.
 
 _PART = Unknown(Cause("a write to a part of a tensor", ""))
 _ACROSS = Unknown(Cause("a view across records", ""))
@@ -178,35 +181,21 @@ class Layout:
     count: int
 
 
-def layout_of(rows: Rows, tensor: Tensor) -> Layout:
-    """The layout of a dense tensor's storage."""
-    if rows.axis is None:
-        return Layout(1, 0, rows.first, 1)
-    return Layout(int(tensor.stride(rows.axis)) * rows.inner, int(tensor.storage_offset()), rows.first, rows.count)
-
-
 def rows_in(layout: Layout, tensor: Tensor) -> State:
     """Which records the values of this view of a storage depend on."""
     unit, count = layout.unit, layout.count
     if count == 1:
         return Rows(None, 1, layout.first, 1)
-    start = tensor.storage_offset() - layout.origin
+    start = int(tensor.storage_offset()) - layout.origin
     if start < 0 or unit <= 0:
         return _ACROSS
-    within, across = start % unit, None  # offset within a record; the axis that leads from record to record
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size <= 1 or stride == 0 or stride % (unit * count) == 0:
-            continue
-        if stride * size <= unit or (stride < unit and within + stride * (size - 1) < unit and unit % stride):
-            within += stride * (size - 1)
-        elif across is None:
-            across = (axis, size, stride)
-        else:
-            return _ACROSS
+    within, leading = _leading_axes(tensor, unit, count, start % unit)
+    if len(leading) > 1:
+        return _ACROSS
     record = start // unit % count
-    if across is None:
+    if not leading:
         return Rows(None, 1, layout.first + record, 1) if within < unit else _ACROSS
-    axis, size, stride = across
+    ((axis, size, stride),) = leading
     inner = unit // stride if stride < unit else 1  # entries of this axis that one record has
     if inner * stride != unit or size % inner or within >= stride:
         return _ACROSS
@@ -216,6 +205,22 @@ def rows_in(layout: Layout, tensor: Tensor) -> State:
     if record + span > count:
         return _ACROSS
     return Rows(axis, inner, layout.first + record, span) if span > 1 else Rows(None, 1, layout.first + record, 1)
+
+
+def _leading_axes(tensor: Tensor, unit: int, count: int, within: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """(the last offset within a record, the axes that lead from record to record with their sizes and strides).
+
+    within  the first offset
+    """
+    leading = []
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size <= 1 or stride == 0 or stride % (unit * count) == 0:
+            continue
+        if stride * size <= unit or (stride < unit and within + stride * (size - 1) < unit and unit % stride):
+            within += stride * (size - 1)
+        else:
+            leading.append((axis, size, stride))
+    return within, leading
 
 
 Content = Layout | Mixed | Unknown
@@ -289,7 +294,10 @@ class Storages:
         if not isinstance(state, Rows):
             assert not isinstance(state, Free)
             return state
-        layout = layout_of(state, tensor)
+        layout = Layout(1, 0, state.first, 1)
+        if state.axis is not None:
+            unit = int(tensor.stride(state.axis)) * state.inner
+            layout = Layout(unit, int(tensor.storage_offset()), state.first, state.count)
         return layout if rows_in(layout, tensor) == state else _STRIDES
 
     def _entry(self, tensor: Tensor) -> _Entry | None:

@@ -3,7 +3,7 @@
 Below autograd, every computation is a sequence of ATen operators, whatever module, function or `no_grad` it is written
 in (`TorchDispatchMode`). The watch runs each of them and keeps:
 
-* for every storage, which record each of its values depends on (`storage`, `rules`);
+* for every storage, which record each of its values depends on (`states`, `rules`);
 * the sequence of operators with their arguments that are no tensors, and small tensors that are free of records. Two
   passes over different numbers of records must agree on these, up to sizes that grow with the records;
 * every value that Python reads out of a tensor: a number or a truth value can decide what is computed next.
@@ -32,25 +32,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.modules import leave
+from . import states
 from .decisions import Place, decides
 from .fixed_draws import Coins, fixed
 from .rules import result_of
-from .states import (
-    FREE,
-    Call,
-    Cause,
-    Free,
-    Mixed,
-    Rows,
-    Schema,
-    State,
-    Storages,
-    Unknown,
-    is_dense,
-    key_of,
-    schema_of,
-    tensors_in,
-)
 
 # -- Which line of the caller's code is being run: not torch's, not this library's
 
@@ -164,7 +149,7 @@ class Read:
     is_many: bool
     is_truth: bool
     is_exact: bool
-    state: State
+    state: states.State
     line: str
     places: tuple[Place, ...]
     at: int
@@ -172,8 +157,8 @@ class Read:
     @property
     def is_decision(self) -> bool:
         """Whether the caller's code decides by values of several records."""
-        is_one = isinstance(self.state, Rows) and self.state.axis is None
-        is_each = not isinstance(self.state, Mixed)
+        is_one = isinstance(self.state, states.Rows) and self.state.axis is None
+        is_each = not isinstance(self.state, states.Mixed)
         return bool(self.places) and not is_one and decides(self.places, is_each, self.is_exact, self.is_truth)
 
 
@@ -200,7 +185,7 @@ class Watched:
     reads: list[Read] = field(default_factory=list)
     produced: int = 0
     counted: int | None = None
-    losses: State = FREE
+    losses: states.State = states.FREE
     is_seen: bool = False
     is_split: bool = False
     is_coarse: bool = False
@@ -226,7 +211,7 @@ class OperatorWatch:
     def __init__(self, records: int, coins: Coins | None = None, is_check: bool = True) -> None:
         self.watched = Watched(records)
         self._coins, self._is_check = coins or Coins(0), is_check
-        self._storages = Storages()
+        self._storages = states.Storages()
         self._constants: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
         self._modes: list[Any] = []
@@ -234,10 +219,7 @@ class OperatorWatch:
         self._thread = 0
 
     def begin(
-        self,
-        batch: Sequence[tuple[Tensor, int | None]],
-        constants: Sequence[Tensor],
-        earlier: Sequence[Tensor] = (),
+        self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor], earlier: Sequence[Tensor] = ()
     ) -> None:
         """Watch from now on.
 
@@ -246,21 +228,21 @@ class OperatorWatch:
         earlier    of the batch before
         """
         for tensor in earlier:
-            self._storages.put(tensor, Mixed(Cause("that the batch before came from", "")))
+            self._storages.put(tensor, states.Mixed(states.Cause("that the batch before came from", "")))
         for tensor, axis in batch:
-            state: State = Unknown(Cause("collate", ""))
+            state: states.State = states.Unknown(states.Cause("collate", ""))
             if axis is not None:
                 records = self.watched.records
-                state = Rows(axis, 1, 0, records) if records > 1 else Rows(None, 1, 0, 1)
+                state = states.Rows(axis, 1, 0, records) if records > 1 else states.Rows(None, 1, 0, 1)
             self._storages.put(tensor, state)
-        self._constants = {key_of(t) for t in constants}
+        self._constants = {states.key_of(t) for t in constants}
         self._enter()
 
     def begin_apart(self, records: Sequence[Sequence[Tensor]]) -> None:
         """Watch from now on. records: the tensors of each, before they are collated."""
         for place, tensors in enumerate(records):
             for tensor in tensors:
-                self._storages.put(tensor, Rows(None, 1, place, 1))
+                self._storages.put(tensor, states.Rows(None, 1, place, 1))
         self._enter()
 
     def _enter(self) -> None:
@@ -284,8 +266,8 @@ class OperatorWatch:
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that gave these losses."""
         watched, made = self.watched, self._storages.steps([losses])
-        watched.losses, watched.is_seen = self.state(losses), key_of(losses) in self._storages.written
-        watched.produced = self._storages.written.get(key_of(losses), 0)
+        watched.losses, watched.is_seen = self.state(losses), states.key_of(losses) in self._storages.written
+        watched.produced = self._storages.written.get(states.key_of(losses), 0)
         watched.reads = watched.reads[: watched.counted]
         watched.scale = self._scale(losses)
         watched.relevant = [step for number, step in enumerate(watched.steps) if made >> number & 1]
@@ -293,7 +275,7 @@ class OperatorWatch:
         self._latest.clear()
         return watched
 
-    def state(self, tensor: Tensor) -> State:
+    def state(self, tensor: Tensor) -> states.State:
         """Which records the values of this tensor depend on."""
         return self._storages.state(tensor)
 
@@ -308,7 +290,7 @@ class OperatorWatch:
         scale, records = None, self.watched.records
         for tensor in (losses.detach(), *self._latest):
             state = self.state(tensor)
-            axis = state.axis if isinstance(state, Rows) and state.axis is not None else 0
+            axis = state.axis if isinstance(state, states.Rows) and state.axis is not None else 0
             if tensor.ndim == 0 or records not in (tensor.shape[axis], tensor.shape[0]):
                 continue
             axis = axis if tensor.shape[axis] == records else 0
@@ -321,72 +303,78 @@ class OperatorWatch:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The operator's result; what is known of it is kept."""
-        schema = schema_of(func)
+        schema = states.schema_of(func)
         if schema.is_view:
             return func(*args, **kwargs)
         arguments = schema.named(args, kwargs)
-        given = tensors_in(arguments.values())
-        states = {id(t): self.state(t) for t in given}
+        given = states.tensors_in(arguments.values())
+        known = {id(t): self.state(t) for t in given}
         result = fixed(func, arguments, self._coin) if self._is_check else None
         if result is None:
             result = func(*args, **kwargs)
         if schema.name == "_local_scalar_dense":
             return result  # a value that Python reads: it is noted where Python asks for it
         made, line = self._storages.steps(given), ""
-        if any(not isinstance(s, Free) for s in states.values()):
+        if any(not isinstance(s, states.Free) for s in known.values()):
             made |= 1 << len(self.watched.steps)
-            line = self._note(schema, arguments, states)
-        self._keep(Call(schema.name, arguments, states, tensors_in([result]), Cause(schema.name, line)), schema, made)
+            line = self._note(schema, arguments, known)
+        self._keep(
+            states.Call(schema.name, arguments, known, states.tensors_in([result]), states.Cause(schema.name, line)),
+            schema,
+            made,
+        )
         return result
 
-    def _keep(self, call: Call, schema: Schema, made: int) -> None:
+    def _keep(self, call: states.Call, schema: states.Schema, made: int) -> None:
         """Keep what is known of the results, and of arguments that were written to; views need nothing."""
-        shared = {key_of(t) for t in call.tensors if is_dense(t)}
-        new = [r for r in call.results if not is_dense(r) or key_of(r) not in shared]
+        shared = {states.key_of(t) for t in call.tensors if states.is_dense(t)}
+        new = [r for r in call.results if not states.is_dense(r) or states.key_of(r) not in shared]
         changed = [call[name] for name in schema.written if isinstance(call[name], Tensor)]
         if not new and not changed:
             return
-        states = dict(zip(map(id, call.results), result_of(call, schema.is_pointwise), strict=True))
+        known = dict(zip(map(id, call.results), result_of(call, schema.is_pointwise), strict=True))
         at = len(self.watched.steps)
         for tensor in new:
-            self._storages.put(tensor, states[id(tensor)], made, at)
+            self._storages.put(tensor, known[id(tensor)], made, at)
             self.watched.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
-            if tensor.is_floating_point() and is_dense(tensor) and 0 < tensor.numel() <= MOST_VALUES:
+            if tensor.is_floating_point() and states.is_dense(tensor) and 0 < tensor.numel() <= MOST_VALUES:
                 self._latest.append(_magnitude(call, tensor))
-                self._storages.put(self._latest[-1], states[id(tensor)], made, at)
+                self._storages.put(self._latest[-1], known[id(tensor)], made, at)
         for tensor in changed:
-            if id(tensor) not in states:  # written to, and no result
-                states[id(tensor)] = result_of(replace(call, results=[tensor]), schema.is_pointwise)[0]
-            self._storages.write(tensor, states[id(tensor)], made, at)
+            if id(tensor) not in known:  # written to, and no result
+                known[id(tensor)] = result_of(replace(call, results=[tensor]), schema.is_pointwise)[0]
+            self._storages.write(tensor, known[id(tensor)], made, at)
 
     def _coin(self, count: int) -> float:
         """Between 0 and 1: the middle, or a draw where one number alone is drawn."""
         return self._coins.at(caller_line()[0], count == 1, self.watched.records)
 
-    def _note(self, schema: Schema, arguments: dict[str, Any], states: dict[int, State]) -> str:
+    def _note(self, schema: states.Schema, arguments: dict[str, Any], known: dict[int, states.State]) -> str:
         """Keep a step; its line."""
         noted: list[Any] = []
         for name, value in arguments.items():
             parts = value if isinstance(value, list | tuple) else [value]
-            tensors = tensors_in(parts)
+            tensors = states.tensors_in(parts)
             if tensors:
-                noted += [_compared(t) for t in tensors if isinstance(states[id(t)], Free) and self._is_compared(t)]
+                noted += [
+                    _compared(t) for t in tensors if isinstance(known[id(t)], states.Free) and self._is_compared(t)
+                ]
             elif name in schema.sizes and all(isinstance(part, int) for part in parts):
                 noted += parts
             else:
                 noted.append(repr(value))
         watched, (line, _) = self.watched, caller_line()
-        watched.is_split |= any(isinstance(s, Rows) and s.count < watched.records for s in states.values())
+        watched.is_split |= any(isinstance(s, states.Rows) and s.count < watched.records for s in known.values())
         watched.steps.append(Step(schema.name, tuple(noted), line))
         return line
 
     def _is_compared(self, tensor: Tensor) -> bool:
-        return not tensor.is_complex() and key_of(tensor) not in self._constants
+        return not tensor.is_complex() and states.key_of(tensor) not in self._constants
 
     def read(self, tensor: Tensor, value: Any) -> None:
         """Python read a value out of a tensor."""
         state = self.state(tensor)
-        if isinstance(state, Free):
+        if isinstance(state, states.Free):
             return
         line, is_own = caller_line()
         places = tuple(map(Place.of, islice(own_frames(), MOST_CALLS))) if is_own else ()
@@ -428,7 +416,7 @@ def _compared(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
     return len(flat), tuple(flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))])
 
 
-def _magnitude(call: Call, result: Tensor) -> Tensor:
+def _magnitude(call: states.Call, result: Tensor) -> Tensor:
     """How large the terms are that a result was added up from; the result itself where it is no product."""
     if call.name not in _PRODUCTS or result.numel() > MOST_PRODUCTS:
         return result.detach()

@@ -17,8 +17,7 @@ from torch import nn
 from ..errors import InputError
 from ..ledger.model_file import Named
 from ..planning.planner import imported
-from .cnns import cifar10_cnn, mnist_cnn, resnet18_gn
-from .plain import embedding_bag, logistic, lstm, mlp
+from .networks import cifar10_cnn, embedding_bag, logistic, lstm, mlp, mnist_cnn, resnet18_gn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,

@@ -118,7 +118,7 @@ def mend(model: nn.Module, batch_norm: Literal["group", "freeze"] = "group", gro
     for layer in found:
         _check_place(layer, model)
         _check_kind(layer)
-    changes = [_frozen(layer) if batch_norm == "freeze" else _grouped(layer, groups) for layer in found]
+    changes = [_changed(layer, batch_norm == "freeze", groups) for layer in found]
     for change in changes:
         change.apply()
     return [change.line for change in changes]
@@ -257,12 +257,16 @@ def group_count(channels: int, most: int | None = None) -> int:
     return max((g for g in range(1, limit + 1) if channels % g == 0), default=1)
 
 
+def _changed(layer: _Layer, is_frozen: bool, most: int | None) -> _Change:
+    if is_batchwise_depth(layer.module):
+        return _Change(layer, None, f"{layer.where}: StochasticDepth now drops the layer for each record alone.")
+    if is_frozen:
+        return _frozen(layer)
+    return _without_statistics(layer) if isinstance(layer.module, _InstanceNorm) else _grouped(layer, most)
+
+
 def _grouped(layer: _Layer, most: int | None) -> _Change:
     module = cast("Any", layer.module)
-    if is_batchwise_depth(module):
-        return _by_row(layer)
-    if isinstance(module, _InstanceNorm):
-        return _without_statistics(layer)
     if module.num_features < 2:
         raise layer.refusal(
             "has one channel. GroupNorm over a single value leaves nothing of it. Remove the layer, or use "
@@ -287,13 +291,9 @@ def _keep_affine(new: nn.Module, old: Any) -> None:
 
 
 def _kept(module: Any) -> str:
-    return (
-        "Weight and bias are kept, "
-        if module.bias is not None
-        else "The weight is kept, "
-        if module.affine
-        else "It had no weight, "
-    )
+    if module.bias is not None:
+        return "Weight and bias are kept, "
+    return "The weight is kept, " if module.affine else "It had no weight, "
 
 
 def _activation(new: nn.Module, old: nn.Module) -> str:
@@ -316,14 +316,8 @@ def _without_statistics(layer: _Layer) -> _Change:
     return _Change(layer, new, line)
 
 
-def _by_row(layer: _Layer) -> _Change:
-    return _Change(layer, None, f"{layer.where}: StochasticDepth now drops the layer for each record alone.")
-
-
 def _frozen(layer: _Layer) -> _Change:
     module = cast("_NormBase", layer.module)
-    if is_batchwise_depth(module):
-        return _by_row(layer)
     if module.running_mean is None or module.running_var is None:
         raise layer.refusal('has no running statistics to freeze. Use batch_norm="group".')
     new = FrozenNormAct(module) if _is_of_timm(module) else FrozenNorm(module)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..clipping import NonFiniteGradientError
-from ..core.modules import to_usual
+from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
 from ..draws.persons_rows import Readings
@@ -300,4 +300,4 @@ class Clipper:
     def detach(self) -> None:
         """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
-        to_usual(self._parts.relaid)
+        lay_out(self._parts.relaid, torch.contiguous_format)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clipping import Engine
-from ..core.modules import convolutions, ends_the_process, prefers_channels_last, to_channels_last
+from ..core.modules import convolutions, ends_the_process, lay_out, prefers_channels_last
 from ..draws.batches import tensors
 from ..errors import DataError, InputError
 
@@ -95,7 +95,7 @@ def _takes_channels_last(model: nn.Module, inputs: Tensor) -> bool:
     if not (found := convolutions(model)):
         return False
     usual = _outputs(model, inputs)
-    to_channels_last(found)
+    lay_out(found, torch.channels_last)
     with torch.enable_grad():
         ours = tensors(model(inputs))
     return not ends_the_process(ours) and _is_alike(usual, [t.detach() for t in ours])

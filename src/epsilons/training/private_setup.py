@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from .. import clipping
 from ..budgets.budgets import Budgets
-from ..core.modules import convolutions, to_channels_last
+from ..core.modules import convolutions, lay_out
 from ..draws import fingerprints
 from ..draws.fingerprints import as_text
 from ..draws.persons_rows import Draws, check_size, persons_of
@@ -335,7 +335,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
 def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     assert run.ledger is not None
     changed = convolutions(request.model) if inputs.performance.channels_last else []
-    to_channels_last(changed)
+    lay_out(changed, torch.channels_last)
     parts = Parts(
         model=request.model,
         optimizer=request.optimizer,

@@ -23,6 +23,12 @@ from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first, to_32_bits
 
 # -- Windows: the inputs under a convolution's kernel, as matrices to be multiplied by the gradients of its outputs
+#
+# by_position  a row for each position, all entries of the kernel in it, channels innermost
+# by_entry     a row for each entry of the kernel, all positions in it: long runs where there are few channels
+# by_line      as by_position, but along the kernel's first axis the gradients are copied and moved: less to copy
+#
+# All are views of padded data. Some records' windows are copied at a time, so that they stay in cache.
 
 #: So many values are laid out at once: on a CPU, 1 MB in 32 bits, which stays in a core's second-level cache.
 VALUES_AT_ONCE = {"cpu": 2**18}
@@ -211,9 +217,6 @@ def products_by_line(data: Tensor, gradient: Tensor, kernel: Kernel) -> Tensor:
         into_moved.copy_(one)
         into.copy_(product(left, right))
     return entries.view(-1, size, outputs, len(right))
-
-
-__all__ = ["Kernel", "Windows", "by_entry", "by_position", "is_by_line", "products", "products_by_line"]
 
 
 # -- Convolutions: two kernels for per-record weight gradients. The choice depends on shapes and device alone

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,29 +27,27 @@ class TokenSums(NamedTuple):
     """One row for each record and token that occurs: norm and sum are computed from these numbers.
 
     token, owner  (sums,) which token of which record; by token, then by record
-    rows          (sums, features)
+    rows          (sums, features) sums of gradients; or (sums,) 64-bit weights of the record's one gradient
     """
 
     token: Tensor
     owner: Tensor
     rows: Tensor
 
+    def blank(self, keep: Tensor) -> TokenSums:
+        return self._replace(rows=blanked(self.rows, keep[self.owner]))
+
 
 class TableGrad:
     """Gradients by a table: (records, size, features), zeros where a record has no such token."""
 
-    def __init__(self, sums: TokenSums | None, records: int, size: int) -> None:
-        self._known, self._records, self._size = sums, records, size
+    def __init__(self, compute: Callable[[], TokenSums], records: int, size: int) -> None:
+        self._compute, self._records, self._size = compute, records, size
 
-    @property
+    @cached_property
     def sums(self) -> TokenSums:
         """The sums, computed once."""
-        if self._known is None:
-            self._known = self._computed()
-        return self._known
-
-    def _computed(self) -> TokenSums:
-        raise NotImplementedError  # only those whose sums are not known yet
+        return self._compute()
 
     def squared_norm(self) -> Tensor:
         squared = squares(self.sums.rows)
@@ -72,8 +71,7 @@ class TableGrad:
         return DenseGrad(rows.view(self._records, self._size, -1))
 
     def blank(self, keep: Tensor) -> TableGrad:
-        sums = self.sums._replace(rows=blanked(self.sums.rows, keep[self.sums.owner]))
-        return TableGrad(sums, self._records, self._size)
+        return TableGrad(lambda: self.sums.blank(keep), self._records, self._size)
 
     def transposed(self) -> DenseGrad:
         return self.dense().transposed()
@@ -83,25 +81,24 @@ class TableGrad:
         token, owner, rows = (torch.cat(both) for both in zip(self.sums, other.sums, strict=True))
         pair, places = in_order(token * self._records + owner, self._size * self._records)
         both = added_up(pair // self._records, pair % self._records, rows, places)
-        return TableGrad(both, self._records, self._size)
+        return TableGrad(lambda: both, self._records, self._size)
 
     def of_persons(self, persons: Persons) -> TableGrad:
         token, owner, rows = self.sums
         places = torch.arange(len(rows), device=rows.device)
-        return TableGrad(added_up(token, persons.owner.index_select(0, owner), rows, places), persons.count, self._size)
+        sums = added_up(token, persons.owner.index_select(0, owner), rows, places)
+        return TableGrad(lambda: sums, persons.count, self._size)
 
 
-class EmbeddingGrad(TableGrad):
+def embedding_grad(index: Tensor, rows: Tensor, size: int, padding: int) -> TableGrad:
     """Rows of a table. index: (records, time) token ids; rows: (records, time, features), summed for equal tokens."""
 
-    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        super().__init__(None, len(index), size)
-        self._index, self._rows, self._padding = index, rows, padding
+    def compute() -> TokenSums:
+        token, places = in_order(index.flatten(), size, padding)
+        owner = owners(index, places.dtype).index_select(0, places)
+        return added_up(token, owner, to_32_bits(rows).flatten(0, 1), places)
 
-    def _computed(self) -> TokenSums:
-        token, places = in_order(self._index.flatten(), self._size, self._padding)
-        owner = owners(self._index, places.dtype).index_select(0, places)
-        return added_up(token, owner, to_32_bits(self._rows).flatten(0, 1), places)
+    return TableGrad(compute, len(index), size)
 
 
 def owners(index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,11 +176,13 @@ def _parts(begins: Tensor, at_once: int) -> Iterator[tuple[slice, slice]]:
 
 
 # -- Tables with rows that are only added up: the mean or sum of a text's embeddings, with or without weights; bags
+#
+# All tokens of a record then have one gradient g, multiplied by each token's weight. So row v of the table has C_v·g,
+# where C_v is the sum of the weights of token v, and the squared norm is |g|²·Σ_v C_v². No gradients by tokens are
+# computed. Which gradient that is follows from the graph, not from values.
 
 #: {operator: the operators that read its outputs, each with the number of the input}
 Readers = Mapping[Any, Sequence[tuple[Any, int]]]
-
-
 #: The smallest normal 64-bit number: a square below it may become 0.
 SMALLEST = 2.0**-1022
 
@@ -202,28 +201,16 @@ class Texts(NamedTuple):
     scale: Tensor
 
 
-class Weights(NamedTuple):
-    """What a record's gradient is multiplied by for each token that it has, by token, then by record.
-
-    token, owner, weight  (sums,), the weights 64-bit
-    """
-
-    token: Tensor
-    owner: Tensor
-    weight: Tensor
-
-
 class PooledGrad(TableGrad):
     """Gradients by a table: weight·gradient, with one gradient for each record. gradient: (records, features) 64-bit"""
 
-    def __init__(self, weights: Weights, gradient: Tensor, size: int, dtype: torch.dtype) -> None:
-        super().__init__(None, len(gradient), size)
-        self._weights, self._gradient, self._dtype = weights, gradient, dtype
+    def __init__(self, weights: TokenSums, gradient: Tensor, size: int, dtype: torch.dtype) -> None:
+        def compute() -> TokenSums:  # with all entries, for sums that have other rows too
+            token, owner, weight = weights
+            return TokenSums(token, owner, (weight[:, None] * gradient.index_select(0, owner)).to(dtype))
 
-    def _computed(self) -> TokenSums:
-        """With all entries computed, for sums that have other rows too."""
-        token, owner, weight = self._weights
-        return TokenSums(token, owner, (weight[:, None] * self._gradient.index_select(0, owner)).to(self._dtype))
+        super().__init__(compute, len(gradient), size)
+        self._weights, self._gradient, self._dtype = weights, gradient, dtype
 
     def squared_norm(self) -> Tensor:
         _, owner, weight = self._weights
@@ -236,11 +223,10 @@ class PooledGrad(TableGrad):
         return table_sum(begins_in(token, self._size), owner, self._gradient, weight * factor.index_select(0, owner))
 
     def blank(self, keep: Tensor) -> PooledGrad:
-        weights = self._weights._replace(weight=blanked(self._weights.weight, keep[self._weights.owner]))
-        return PooledGrad(weights, blanked(self._gradient, keep), self._size, self._dtype)
+        return PooledGrad(self._weights.blank(keep), blanked(self._gradient, keep), self._size, self._dtype)
 
 
-def weights_of(texts: Texts, size: int, padding: int) -> Weights:
+def weights_of(texts: Texts, size: int, padding: int) -> TokenSums:
     """The weights of equal tokens of a record, added."""
     token, places = in_order(texts.token, size, padding)
     owner = texts.owner.index_select(0, places)
@@ -251,7 +237,7 @@ def weights_of(texts: Texts, size: int, padding: int) -> Weights:
     else:
         own = texts.weight.index_select(0, places)
         counts = own.new_zeros(len(begins)).index_add_(0, is_new.cumsum(0) - 1, own)
-    return Weights(token.index_select(0, begins).long(), owner.index_select(0, begins).long(), counts)
+    return TokenSums(token.index_select(0, begins).long(), owner.index_select(0, begins).long(), counts)
 
 
 # -- lookups whose rows are added up ------------------------------------------------------------------------
@@ -298,10 +284,14 @@ def _adding(use: ParameterUse, readers: Readers, records: int) -> tuple[Any, lis
         if name != "Mul" or grad_shape(node, 0) != shape:
             return None
         factor = node._saved_self if place == 1 else node._saved_other
-        if factor is None or (factor.ndim > 0 and factor.shape[-1] != 1) or factor.is_complex():
+        if not _is_without_features(factor):
             return None
         factors.append(factor)
     return None
+
+
+def _is_without_features(factor: Tensor | None) -> bool:
+    return factor is not None and (factor.ndim == 0 or factor.shape[-1] == 1) and not factor.is_complex()
 
 
 def _bags(use: ParameterUse, records: int) -> Texts | None:

@@ -106,10 +106,7 @@ class Ghost:
         if any(p._backward_hooks for p in self._parameters):
             raise UnsupportedOp("a hook on a parameter")
         found = trace(losses, self._place)
-        if found.pattern in self._refused:
-            raise UnsupportedOp(self._refused[found.pattern])
-        count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
-        is_checked = count % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0
+        is_checked = self._is_due(found.pattern)
         self._pattern = found.pattern
         shares = None if persons is None else persons.shares(losses)
         cache: Cache = {}
@@ -135,16 +132,21 @@ class Ghost:
                     raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
-            reason = ""
-            if not self._agrees(grads, squared, factor, losses, persons, uncancelled):
-                means = losses if persons is None else persons.means(losses)
-                is_logged = self._vmap is not None
-                reason = "as logged" if is_logged else self._why_it_disagrees(found, grads, factor, losses, means)
+            means = losses if persons is None else persons.means(losses)
+            is_right = self._agrees(grads, squared, factor, means, persons, uncancelled)
+            reason = "" if is_right else self._why_it_disagrees(found, grads, factor, losses, means)
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
         with torch.no_grad():
             return weighted_sums(grads, factor, self._parameters)
+
+    def _is_due(self, pattern: int) -> bool:
+        """Whether this physical batch is checked. Raises UnsupportedOp for a pattern that is left to vmap for good."""
+        if pattern in self._refused:
+            raise UnsupportedOp(self._refused[pattern])
+        self._seen[pattern] = self._seen.get(pattern, -1) + 1
+        return self._seen[pattern] % AUDIT_EVERY == 0 or self._due.get(pattern, 0) > 0
 
     def _note(self, pattern: int, reason: str) -> None:
         """What a check of this pattern said: why it failed, or "". An error counts as a failed check."""
@@ -160,12 +162,11 @@ class Ghost:
         grads: Mapping[int, ClippableGrad],
         squared: dict[int, Tensor],
         clip_factor: Tensor,
-        losses: Tensor,
+        means: Tensor,
         persons: Persons | None,
         uncancelled: Sequence[Tensor],
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
-        means = losses if persons is None else persons.means(losses)
         factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
@@ -180,7 +181,9 @@ class Ghost:
     def _why_it_disagrees(
         self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, losses: Tensor, means: Tensor
     ) -> str:
-        """Which gradients are not autograd's, and the likely reason."""
+        """Which gradients are not autograd's, and the likely reason; shorter once it was logged."""
+        if self._vmap is not None:
+            return "as logged"
         factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
         with torch.no_grad():
             apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
@@ -267,6 +270,3 @@ def _is_in_16_bits(losses: Tensor) -> bool:
     """Whether any gradient of activations has 16 bits."""
     metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
     return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)
-
-
-__all__ = ["AUDIT_EVERY", "Ghost"]

@@ -14,19 +14,12 @@ import torch
 from torch import Tensor
 
 from .conv import convolution
-from .embeddings import EmbeddingGrad
+from .embeddings import embedding_grad
 from .graph import ParameterUse
 from .lstm import recurrent
 from .operator_rules import ELEMENTWISE, BatchAxis, grad_shape, input_shape, operator, signed
 from .outer_products import OuterProductGrad, ProductSide
-from .per_sample_grads import (
-    Cache,
-    DenseGrad,
-    OutputGrads,
-    PerSampleGrad,
-    PerSampleGradFn,
-    first,
-)
+from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first
 
 #: (use, records, cache) -> function from output gradients to the weight's gradients
 GradSampler = Callable[[ParameterUse, int, Cache], PerSampleGradFn]
@@ -101,7 +94,7 @@ def embedding(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         rows = batch.by_record(first(output_grads), records).flatten(1, -2)
-        return EmbeddingGrad(batch.by_record(index, records).flatten(1), rows, size, padding)
+        return embedding_grad(batch.by_record(index, records).flatten(1), rows, size, padding)
 
     return per_sample_grad
 

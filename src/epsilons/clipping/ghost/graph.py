@@ -1,7 +1,7 @@
 """Graph: from the losses down the recorded autograd graph to every use of a trained parameter.
 
 What is found holds for this very graph, whatever module, function or view recorded it. A weight used by two layers, or
-outside its module, has one entry per use. Only operators with a rule in `rules` are passed.
+outside its module, has one entry per use. Only operators with a rule in `operator_rules` are passed.
 """
 
 from __future__ import annotations

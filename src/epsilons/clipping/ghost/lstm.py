@@ -17,14 +17,7 @@ from torch.nn import functional as F
 from ..summing import INNER_PRODUCT, has_inner_product
 from .graph import ParameterUse
 from .outer_products import Joint, ProductSide
-from .per_sample_grads import (
-    Cache,
-    DenseGrad,
-    OutputGrads,
-    PerSampleGrad,
-    PerSampleGradFn,
-    to_32_bits,
-)
+from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, to_32_bits
 
 #: Gates that oneDNN saved are used if the outputs follow from them within so much. An output is at most 1. Rounding of
 #: the cell over `time` steps is at most about time·2⁻²⁴.
@@ -172,8 +165,7 @@ class _Layer:
 
 def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
     """The gradient of this layer's input (time, batch, features)."""
-    layer = _layer(node, cache)
-    return layer.input_grad(output_grads)
+    return _layer(node, cache).input_grad(output_grads)
 
 
 def _layer(node: Any, cache: Cache) -> _Layer:

@@ -5,7 +5,7 @@ entries of different records passes the batch axis on to its inputs. An input wi
 bias, a position embedding) has a gradient that is a sum over them: SUMMED. Rules are facts about operators, not guesses
 from shapes. An operator without a rule, or a use that its rule does not cover, raises UnsupportedOp.
 
-To add an operator: a function with the signature `batch_axis.Rule`, and a line in RULES.
+To add an operator: a function with the signature `Rule`, and a line in RULES.
 """
 
 from __future__ import annotations
@@ -164,35 +164,26 @@ def same_axis(batch: BatchAxis, before: Shape, after: Shape, mixed: Sequence[int
 
 
 # -- Rules for operators with weights: products, convolutions, lookups, norms, attention, recurrent layers
+#
+# Inputs that want no gradient may get any entry: `propagate` removes it.
 
 # -- products -----------------------------------------------------------------------------------------------
 
 
-def mm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    """(n, k) @ (k, p): rows of the result come from rows of the left side, columns from columns of the right."""
-    batch = only(axes)
-    return [batch, SUMMED] if batch.axis == 0 else [SUMMED, batch]
+def product(spec: str, is_added: bool = False) -> Rule:
+    """A product of two factors, as `torch.einsum` writes it: a factor without the records' index has a summed gradient.
 
+    is_added  whether another input comes first, to which the product is added
+    """
+    factors, result = spec.split("->")
 
-def mv(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    """(n, k) @ (k,): rows of the result come from rows of the matrix."""
-    return [only(axes), SUMMED]
+    def rule(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
+        batch = only(axes)
+        index = result[batch.axis]
+        added = [broadcast_input(node, batch, 0)] if is_added else []
+        return added + [batch if index in factor else SUMMED for factor in factors.split(",")]
 
-
-def addmm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    return [broadcast_input(node, only(axes), 0), *mm(node, axes, records)]
-
-
-def bmm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    """(batch, n, k) @ (batch, k, p): the first axis is never mixed; the others are as for `mm`."""
-    batch = only(axes)
-    if batch.axis == 0:
-        return [batch, batch]
-    return [batch, SUMMED] if batch.axis == 1 else [SUMMED, batch]
-
-
-def baddbmm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    return [broadcast_input(node, only(axes), 0), *bmm(node, axes, records)]
+    return rule
 
 
 def linear(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
@@ -517,11 +508,11 @@ _RULES: dict[Rule, str] = {
     stack: "Stack",
     repeat: "Repeat",
     index: "Index",
-    mm: "Mm",
-    mv: "Mv",
-    addmm: "Addmm",
-    bmm: "Bmm",
-    baddbmm: "Baddbmm",
+    product("nk,kp->np"): "Mm",
+    product("nk,k->n"): "Mv",
+    product("nk,kp->np", is_added=True): "Addmm",
+    product("bnk,bkp->bnp"): "Bmm",
+    product("bnk,bkp->bnp", is_added=True): "Baddbmm",
     linear: "Linear",
     trilinear: "Trilinear",
     convolution: "CudnnConvolution Convolution",

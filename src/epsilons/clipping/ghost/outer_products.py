@@ -14,18 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import summing
 from ..engine import Persons, SizeGroup
-from ..summing import (
-    FEW_ROWS,
-    ROWS_AT_ONCE,
-    added,
-    has_inner_product,
-    is_single,
-    product,
-    product_in_64_bits,
-    products,
-    products_of_all,
-)
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
@@ -117,12 +107,12 @@ class OuterProductGrad:
     def gram_in_64_bits(self) -> bool:
         """Whether inner products are computed in 64 bits. By shapes alone."""
         time, k, p = self._sizes
-        return self._dtype == torch.float64 or (time <= FEW_ROWS and k + p <= NARROW)
+        return self._dtype == torch.float64 or (time <= summing.FEW_ROWS and k + p <= NARROW)
 
     @property
     def is_product_in_64_bits(self) -> bool:
         """Whether `weighted` multiplies in 64 bits, where products of 32-bit numbers are exact. By shapes alone."""
-        return not self.is_dense and product_in_64_bits(*self._sizes, self._dtype)
+        return not self.is_dense and summing.product_in_64_bits(*self._sizes, self._dtype)
 
     @property
     def cancelling(self) -> Tensor:
@@ -146,7 +136,7 @@ class OuterProductGrad:
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_dense:
-            return self.in_shape(added(self.rows, factor))
+            return self.in_shape(summing.added(self.rows, factor))
         return self.in_shape(weighted_products(self.left.tensor, self.right.tensor, factor, self.cancelling))
 
     @property
@@ -174,9 +164,9 @@ class OuterProductGrad:
     def _product_error(self) -> float:
         """The error of a record's part of the weighted sum, relative to Σ_t |left_t||right_t|."""
         time, k, p = self._sizes
-        if product_in_64_bits(time, k, p, self._dtype):
+        if summing.product_in_64_bits(time, k, p, self._dtype):
             return _error_in_64_bits(time)
-        return rounding(min(time, ROWS_AT_ONCE), self._dtype) + _error_in_64_bits(time)
+        return rounding(min(time, summing.ROWS_AT_ONCE), self._dtype) + _error_in_64_bits(time)
 
     def in_shape(self, entries: Tensor) -> Tensor:
         """Of (k, p) or flat entries."""
@@ -186,7 +176,7 @@ class OuterProductGrad:
     def rows(self) -> Tensor:
         """(records, entries), all computed, once."""
         if self._rows is None:
-            self._rows = products_of_all(self.left.tensor, self.right.tensor).flatten(1)
+            self._rows = summing.products_of_all(self.left.tensor, self.right.tensor).flatten(1)
         return self._rows
 
     def dense(self) -> DenseGrad:
@@ -261,7 +251,7 @@ class OuterProductsBySize:
         if len(together) < len(self._parts):
             chosen = torch.cat([rows for rows in together if rows is not None])
             left, right, by_row = (t.index_select(0, chosen) for t in (left, right, by_row))
-        return self._rows.in_shape(products(left, right, by_row))
+        return self._rows.in_shape(summing.products(left, right, by_row))
 
     def blank(self, keep: Tensor) -> OuterProductsBySize:
         parts = [part.blank(group.of(keep)) for group, part in zip(self._persons.groups, self._parts, strict=True)]
@@ -274,8 +264,8 @@ def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: T
     What cancels within one record must not round away what others add.
     """
     if len(cancelling) == 0:
-        return products(left, right, factor)
-    total = products(left, right, factor.index_fill(0, cancelling, 0.0))
+        return summing.products(left, right, factor)
+    total = summing.products(left, right, factor.index_fill(0, cancelling, 0.0))
     for some, rows in _in_64_bits(left, right, cancelling):
         total += (factor[some] @ rows.flatten(1)).view(total.shape)
     return total
@@ -294,6 +284,9 @@ def _error_in_64_bits(time: int) -> float:
 
 
 # -- Joint products: the gradients of several matrices with one common side, as one product per record
+#
+# A recurrent layer has them: dz ⊗ [x, previous h]. One large product runs at a higher rate than its parts. Norms are
+# those of each part, from Gram matrices, which share that of the common side.
 
 
 class Joint:
@@ -330,9 +323,9 @@ class Joint:
         """Whether norms come from Gram matrices, and products are computed record by record."""
         whole, dtype = OuterProductGrad(self.left, self.right), self.left.tensor.dtype
         k, p = whole.shape
-        if not whole.uses_grams or any(product_in_64_bits(whole.time, k, size, dtype) for size in self.sizes):
+        if not whole.uses_grams or any(summing.product_in_64_bits(whole.time, k, size, dtype) for size in self.sizes):
             return False
-        return is_single(whole.time, k, p, self.left.tensor)
+        return summing.is_single(whole.time, k, p, self.left.tensor)
 
     def weighted(self, factor: Tensor) -> Sequence[Tensor]:
         """Of each part. The last result is kept, because each parameter asks for its part."""
@@ -382,6 +375,12 @@ class JointGrad(OuterProductGrad):
 
 
 # -- Activation products: the gradients of linear layers' inputs, by oneDNN inside torch's backward pass
+#
+# torch computes them with MKL, which on AMD processors multiplies at half the width of vectors (see `..summing`). Here
+# a dispatch mode replaces these products, and nothing else, while the gradients of activations are computed.
+#
+# Nothing is decided by the number of rows. So a record's gradients are multiplied by the same kernel in whatever
+# physical batch it is.
 
 #: {operator: the number of its left factor among its inputs}
 _LEFT = {"Mm": 0, "Addmm": 1}
@@ -392,7 +391,7 @@ ENOUGH = 2**20
 
 def fast_products(found: Trace, losses: Tensor) -> AbstractContextManager[Any]:
     """For torch's backward pass through this graph; does nothing where little is multiplied for each record."""
-    if not has_inner_product(losses):
+    if not summing.has_inner_product(losses):
         return nullcontext()
     factors = {
         node: i
@@ -418,9 +417,6 @@ class _ByOneDnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is torch.ops.aten.mm.default and not types and not kwargs:
             left, right = args
-            if left.dtype == right.dtype and has_inner_product(left) and left.numel() and right.numel():
-                return product(left, right.T)
+            if left.dtype == right.dtype and summing.has_inner_product(left) and left.numel() and right.numel():
+                return summing.product(left, right.T)
         return func(*args, **(kwargs or {}))
-
-
-__all__ = ["ENOUGH", "fast_products"]

@@ -2,9 +2,9 @@
 
     DenseGrad         here: all entries, one row per record; norm and sum are computed from the same numbers
     OuterProductGrad  `outer_products`: of linear layers
-    EmbeddingGrad     `embeddings`: rows of a table, only those that occur
+    TableGrad         `embeddings`: rows of a table, only those that occur
 
-Each can add the rows of persons: then it has one gradient per person. The error of every norm is bounded (see `norms`),
+Each can add the rows of persons: then it has one gradient per person. The error of every norm is bounded (see below),
 and weighted sums are computed in 64 bits (see `summing`).
 """
 
@@ -24,6 +24,9 @@ from ..summing import added
 
 # -- Norms: sums of squares computed in 32 bits, with a bound on their error for any data and any order of additions
 #
+# A norm that is understated lets a contribution exceed its clip norm. `HEADROOM` covers what may be missing from a
+# squared norm, here and in all other engines. A kernel whose error may be larger leaves the record to 64 bits
+# (docs/engine.md#norms).
 
 #: Sums of squares in 32 bits run over this many numbers; from there on, 64 bits. They are too small by 72·2⁻²⁴ at most.
 SQUARES_AT_ONCE = 64
