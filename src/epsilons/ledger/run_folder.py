@@ -108,8 +108,8 @@ class RunFolder:
                 f"{path} holds no run that can be resumed: {', '.join(missing)} missing. Start a new run in a new "
                 "folder."
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)  # it equals the given plan, or is refused
+        # A warning would say nothing new: the plan equals the given one, or is refused.
+        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             same = Plan.load(folder.plan, plan.accountant_fn) == plan
         if not same:
             raise RunError(
@@ -170,11 +170,7 @@ class RunFolder:
         self.key.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = self.key.with_name("key.new")
         temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
+        files.create(temporary, key)
         os.replace(temporary, self.key)
         sync_folder(self.key.parent)
         sync_folder(self.path)
