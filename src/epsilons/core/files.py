@@ -63,6 +63,14 @@ def create(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def read(path: Path) -> bytes:
+    """A file's content. Raises RunError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, in hex. Raises RunError if it cannot be read."""
     try:

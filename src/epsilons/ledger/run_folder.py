@@ -163,7 +163,7 @@ class RunFolder:
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:
         """The values in one of the folder's JSON files. Raises RunError if it is damaged."""
-        return _json_object(_read(file), str(file))
+        return _json_object(files.read(file), str(file))
 
     def write_key(self, key: bytes) -> None:
         """Write the run's key, readable by its owner only. An older key is replaced."""
@@ -235,15 +235,8 @@ def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
     """All complete lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
     if not folder.metrics.exists():
         return ()
-    lines = _read(folder.metrics).split(b"\n")[:-1]
+    lines = files.read(folder.metrics).split(b"\n")[:-1]
     return tuple(_json_object(line, f"Line {number} of {folder.metrics}") for number, line in enumerate(lines, start=1))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _json_object(text: bytes, where: str) -> dict[str, Any]:

@@ -370,14 +370,11 @@ class PlanNumbers:
             ]
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
-        claims = self.groups.claims[chosen] if delta is None else self._at(delta, len(chosen))
+        if delta is not None and self.groups.starts is not None:
+            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
+        claims = self.groups.claims[chosen] if delta is None else np.full(len(chosen), delta)
         spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), claims))
         return spent
-
-    def _at(self, delta: float, rows: int) -> FloatArray:
-        if self.groups.starts is not None:
-            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
-        return np.full(rows, delta)
 
     # -- what it promises --------------------------------------------------------------------------
 
