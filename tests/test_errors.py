@@ -52,10 +52,6 @@ def test_the_tree_in_the_docstring_is_the_tree():
     assert drawn == {name: error.__mro__[1].__name__ for name, error in CLASSES.items()}
 
 
-def test_a_warning_of_this_package_can_be_told_from_others():
-    assert issubclass(errors.EpsilonsWarning, UserWarning)
-
-
 # -- Names from data appear without control characters on pages, in messages, in tables and on the terminal ----------
 
 

@@ -49,26 +49,21 @@ STEPS, WARMUP = 12, 2
 # -- the same training as in a loop of our own -----------------------------------------------------------------------
 
 
-def own_loop(folder, key):
+def without(row, *names):
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def own_loop(key, records, plan, warmup: int, **options):
     """Weights after the training that `trainer` makes, in a loop of our own."""
-    model = bert()
-    model.train()
+    model = bert().train()
     # The groups of transformers: no weight decay for biases and norms. Here it is 0 for both.
     plain = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain}], lr=1e-3, weight_decay=0.0, fused=True)
-    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP, STEPS)
-    plan = epsilons.plan(BUDGETS, epsilons.Recipe(STEPS, 16, 1.0), accountant="rdp")
-    with epsilons.make_private(
-        model,
-        optimizer,
-        Records(reviews(), without="epsilon"),
-        plan,
-        budgets=BUDGETS,
-        key=key,
-        performance=epsilons.Performance(max_physical_batch=8),
-        collate_fn=padded,
-    ) as private:
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, plan.steps)
+    performance = epsilons.Performance(max_physical_batch=8)
+    options |= {"key": key, "performance": performance, "collate_fn": padded}
+    with epsilons.make_private(model, optimizer, Records(records), plan, **options) as private:
         private.on_update(lambda _: schedule.step())
         for batch in private.batches:
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -85,9 +80,11 @@ def whole(tmp_path_factory):
     return made
 
 
-def test_a_trainer_trains_as_a_loop_of_our_own_to_the_bit(whole, tmp_path):
+def test_a_trainer_trains_as_a_loop_of_our_own_to_the_bit(whole):
     key = whole.private._draws.randomness.key
-    assert is_same(weights(whole.model), own_loop(tmp_path / "own", key))
+    plan = epsilons.plan(BUDGETS, epsilons.Recipe(STEPS, 16, 1.0), accountant="rdp")
+    records = [without(record, "epsilon") for record in reviews()]
+    assert is_same(weights(whole.model), own_loop(key, records, plan, WARMUP, budgets=BUDGETS))
     assert not is_same(weights(whole.model), weights(bert()))
 
 
@@ -214,7 +211,7 @@ HEADS = {
 def labelled(kind: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Inputs and labels of five records of different lengths, for a head of this kind."""
     made = torch.Generator().manual_seed(3)
-    batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:5]])
+    batch = padded([without(record, "epsilon") for record in reviews()[:5]])
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     if kind == "QuestionAnswering":
         starts, ends = torch.tensor([0, 2, 3, 99, 1]), torch.tensor([1, 99, 5, 7, 7])
@@ -369,7 +366,7 @@ def test_a_loss_function_is_used_in_training_and_in_evaluation(tmp_path):
     def loss(outputs, labels, num_items_in_batch):
         return F.cross_entropy(outputs.logits, labels, reduction="none")
 
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    public = [without(record, "epsilon") for record in reviews()[:20]]
     made = trainer(
         tmp_path / "out",
         args={"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
@@ -462,7 +459,7 @@ def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
 
     plain = trainer(tmp_path / "plain", args={"max_steps": 3})
     plain.train()
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:8]]
+    public = [without(record, "epsilon") for record in reviews()[:8]]
     made = trainer(tmp_path / "out", args={"max_steps": 3}, eval_dataset=public)
     made.add_callback(_event("on_pre_optimizer_step", gradients))
     made.add_callback(_event("on_pre_optimizer_step", lambda objects, state: made.evaluate()))
@@ -491,7 +488,7 @@ def test_the_step_of_an_optimizer_may_project_the_weights_and_a_hook_may_not(tmp
 
 
 def test_the_best_checkpoint_may_be_loaded_at_the_end(tmp_path):
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    public = [without(record, "epsilon") for record in reviews()[:20]]
     seen = {}
     keep = _event("on_step_end", lambda o, s: seen.update({s.global_step: weights(o["model"])}))
     often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
@@ -517,7 +514,7 @@ class _Mean(PrivateTrainer):
 
 class _OwnStep(PrivateTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
-        batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:4]])
+        batch = padded([without(record, "epsilon") for record in reviews()[:4]])
         loss = model(**batch).loss
         loss.backward()
         return loss.detach()
@@ -673,27 +670,11 @@ def test_a_trainer_of_persons_trains_as_a_loop_of_our_own_to_the_bit(tmp_path, g
     made.train()
     assert made.private.updates == made.plan.steps == 6
     assert made.plan.unit == "person"
-    model = bert().train()
-    plain = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
-    decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain}], lr=1e-3, weight_decay=0.0, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 6)
-    with epsilons.make_private(
-        model, optimizer, Records([without(row, "who", "epsilon") for row in rows]), made.plan, budgets=people,
-        rows_per_person=3, key=made.private._draws.randomness.key, collate_fn=padded,
-        performance=epsilons.Performance(max_physical_batch=8),
-    ) as private:  # fmt: skip
-        private.on_update(lambda _: schedule.step())
-        for batch in private.batches:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            private.backward(F.cross_entropy(logits, batch["labels"], reduction="none"))
-            private.step()
-    assert is_same(weights(made.model), weights(model))
+    records = [without(row, "who", "epsilon") for row in rows]
+    key = made.private._draws.randomness.key
+    own = own_loop(key, records, made.plan, warmup=0, budgets=people, rows_per_person=3)
+    assert is_same(weights(made.model), own)
     assert not is_same(weights(made.model), weights(bert()))
-
-
-def without(row, *names):
-    return {name: value for name, value in row.items() if name not in names}
 
 
 def test_no_number_of_rows_is_in_plan_steps_or_output(tmp_path):

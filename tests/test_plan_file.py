@@ -78,17 +78,6 @@ def test_several_phases_and_a_group_that_sits_one_out_come_back(tmp_path):
     assert loaded.to_dict()["phases"][1]["groups"][0]["noise_multiplier"] is None
 
 
-def test_declared_shares_stay_declared(tmp_path):
-    recipe = Recipe(steps=20, batch_size=100, clip_norm=1.0)
-    declared = plan(
-        Budgets.from_shares(TIERS, records=600), recipe, "scale", "rdp", public_shares=TIERS, public_records=5000
-    )
-    with pytest.warns(EpsilonsWarning, match="declared by the caller"):
-        loaded = Plan.load(declared.save(tmp_path / "plan.json"))
-    assert loaded == declared
-    assert loaded.adjacency == "add-or-remove, shares declared"
-
-
 def test_an_accountant_of_one_s_own_is_asked_for_when_loading(tmp_path):
     def doubled(history, delta):
         return 2 * rdp.epsilon(history, delta)
@@ -511,12 +500,12 @@ def test_a_plan_as_it_was_made_is_taken_and_only_what_it_cannot_show_is_warned_a
     saved = json.loads(of(name).save(tmp_path / "plan.json").read_text())
     found, warned = loaded(tmp_path / "plan.json", saved)
     assert found == of(name)
-    assert len(warned) == (name == "declared")
+    assert ["declared by the caller" in words for words in warned] == [True] * (name == "declared")
 
 
 def test_a_plan_of_more_levels_than_are_solved_for_is_taken_as_it_was_made(tmp_path):
     many = Budgets(np.linspace(1, 4, 1200))
-    for strategy in ("sample", "scale", "exclude", "uniform"):
+    for strategy in ("sample", "exclude"):  # rates of rounded budgets, and of all
         one = plan(many, Recipe(steps=20, batch_size=100, clip_norm=1.0), strategy, "rdp")
         assert Plan.load(one.save(tmp_path / "plan.json")) == one
 
@@ -525,12 +514,10 @@ def test_a_plan_of_more_levels_than_are_solved_for_is_taken_as_it_was_made(tmp_p
 
 
 def loaded_after(tmp_path, change: Callable[[dict[str, Any]], None], anew: bool, name: str = "scale") -> list[str]:
-    values = of(name).to_dict()
-    change(values)
-    (tmp_path / "plan.json").write_text(json.dumps(sealed(values) if anew else values), encoding="utf-8")
+    path = edited(tmp_path / "plan.json", change, of(name), anew)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Plan.load(tmp_path / "plan.json")
+        Plan.load(path)
     return [str(w.message) for w in caught]
 
 

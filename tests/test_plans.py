@@ -135,14 +135,6 @@ def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
         assert accountant != "pld" or spent <= exact * 1.01
 
 
-def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
-    made = by_hand(a_phase(steps=300), a_phase(steps=100, sample_rate=[0.1, 0.05], noise_std=4.0), accountant="pld")
-    for group, spent in enumerate(made.epsilon_spent()):
-        rows = ((float(p.sample_rate[group]), float(p.noise_multiplier[group]), p.steps) for p in made.phases)
-        lower, _, upper = oracles.prv(tuple(rows), 1e-5)
-        assert lower <= spent <= upper
-
-
 def test_a_group_that_sits_a_phase_out_pays_for_the_other_alone():
     made = by_hand(a_phase(sample_rate=[0.0, 0.02]), a_phase(sample_rate=[0.02, 0.0]))
     alone = by_hand(a_phase())
