@@ -21,8 +21,7 @@ from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
 from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
-from .ids import as_rule, ids_in
-from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
+from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
 
 # -- Checks of epsilons and deltas, whichever source they are from; messages give counts and rows, never values
 
