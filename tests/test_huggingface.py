@@ -18,6 +18,7 @@ from epsilons.errors import (
     BatchDependenceError,
     BudgetError,
     CallOrderError,
+    DataError,
     EpsilonsError,
     InputError,
     ModelError,
@@ -26,8 +27,10 @@ from epsilons.errors import (
 from epsilons.huggingface import PrivateTrainer, per_record_loss
 from epsilons.huggingface.steps import Records
 from pages import ROOT
+from shares import share
 from small_trainers import (
     BUDGETS,
+    DELTA,
     Record,
     arguments,
     bert,
@@ -46,26 +49,21 @@ STEPS, WARMUP = 12, 2
 # -- the same training as in a loop of our own -----------------------------------------------------------------------
 
 
-def own_loop(folder, key):
+def without(row, *names):
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def own_loop(key, records, plan, warmup: int, **options):
     """Weights after the training that `trainer` makes, in a loop of our own."""
-    model = bert()
-    model.train()
+    model = bert().train()
     # The groups of transformers: no weight decay for biases and norms. Here it is 0 for both.
     plain = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain}], lr=1e-3, weight_decay=0.0, fused=True)
-    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP, STEPS)
-    plan = epsilons.plan(BUDGETS, epsilons.Recipe(STEPS, 16, 1.0), accountant="rdp")
-    with epsilons.make_private(
-        model,
-        optimizer,
-        Records(reviews(), without="epsilon"),
-        plan,
-        budgets=BUDGETS,
-        key=key,
-        performance=epsilons.Performance(max_physical_batch=8),
-        collate_fn=padded,
-    ) as private:
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, plan.steps)
+    performance = epsilons.Performance(max_physical_batch=8)
+    options |= {"key": key, "performance": performance, "collate_fn": padded}
+    with epsilons.make_private(model, optimizer, Records(records), plan, **options) as private:
         private.on_update(lambda _: schedule.step())
         for batch in private.batches:
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -82,9 +80,11 @@ def whole(tmp_path_factory):
     return made
 
 
-def test_a_trainer_trains_as_a_loop_of_our_own_to_the_bit(whole, tmp_path):
+def test_a_trainer_trains_as_a_loop_of_our_own_to_the_bit(whole):
     key = whole.private._draws.randomness.key
-    assert is_same(weights(whole.model), own_loop(tmp_path / "own", key))
+    plan = epsilons.plan(BUDGETS, epsilons.Recipe(STEPS, 16, 1.0), accountant="rdp")
+    records = [without(record, "epsilon") for record in reviews()]
+    assert is_same(weights(whole.model), own_loop(key, records, plan, WARMUP, budgets=BUDGETS))
     assert not is_same(weights(whole.model), weights(bert()))
 
 
@@ -211,7 +211,7 @@ HEADS = {
 def labelled(kind: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Inputs and labels of five records of different lengths, for a head of this kind."""
     made = torch.Generator().manual_seed(3)
-    batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:5]])
+    batch = padded([without(record, "epsilon") for record in reviews()[:5]])
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     if kind == "QuestionAnswering":
         starts, ends = torch.tensor([0, 2, 3, 99, 1]), torch.tensor([1, 99, 5, 7, 7])
@@ -366,7 +366,7 @@ def test_a_loss_function_is_used_in_training_and_in_evaluation(tmp_path):
     def loss(outputs, labels, num_items_in_batch):
         return F.cross_entropy(outputs.logits, labels, reduction="none")
 
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    public = [without(record, "epsilon") for record in reviews()[:20]]
     made = trainer(
         tmp_path / "out",
         args={"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
@@ -459,7 +459,7 @@ def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
 
     plain = trainer(tmp_path / "plain", args={"max_steps": 3})
     plain.train()
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:8]]
+    public = [without(record, "epsilon") for record in reviews()[:8]]
     made = trainer(tmp_path / "out", args={"max_steps": 3}, eval_dataset=public)
     made.add_callback(_event("on_pre_optimizer_step", gradients))
     made.add_callback(_event("on_pre_optimizer_step", lambda objects, state: made.evaluate()))
@@ -488,7 +488,7 @@ def test_the_step_of_an_optimizer_may_project_the_weights_and_a_hook_may_not(tmp
 
 
 def test_the_best_checkpoint_may_be_loaded_at_the_end(tmp_path):
-    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    public = [without(record, "epsilon") for record in reviews()[:20]]
     seen = {}
     keep = _event("on_step_end", lambda o, s: seen.update({s.global_step: weights(o["model"])}))
     often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
@@ -514,7 +514,7 @@ class _Mean(PrivateTrainer):
 
 class _OwnStep(PrivateTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
-        batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:4]])
+        batch = padded([without(record, "epsilon") for record in reviews()[:4]])
         loss = model(**batch).loss
         loss.backward()
         return loss.detach()
@@ -642,3 +642,71 @@ def test_the_example_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "06_huggingface.py"))
     assert "tokens: 2 draws, epsilon spent [2. 8.]" in capsys.readouterr().out
+
+
+# -- PrivateTrainer with budgets of persons: it trains as a loop of our own, and no number of rows gets out ----------
+
+
+#: 24 persons with 1 to 8 of the 96 reviews each, and their budgets.
+OWNERS = np.repeat(np.arange(24), np.resize([1, 2, 8, 5], 24))
+BY_PERSON = np.where(np.arange(24) % 2, 2.0, 8.0)
+FEW = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+
+
+def visits(owners=OWNERS):
+    return [row | {"who": f"P{who}", "epsilon": BY_PERSON[who]} for row, who in zip(reviews(), owners, strict=True)]
+
+
+@pytest.mark.parametrize("given", share(["ids", "columns", "budgets"], 1))
+def test_a_trainer_of_persons_trains_as_a_loop_of_our_own_to_the_bit(tmp_path, given):
+    rows, ids = visits(), [f"P{who}" for who in OWNERS]
+    people = epsilons.Budgets.by_person(BY_PERSON[OWNERS], ids, delta=DELTA)
+    options = {
+        "columns": {"person": "who"},
+        "ids": {"person": ids, "train_dataset": [without(row, "who") for row in rows]},
+        "budgets": {"budgets": people, "train_dataset": [without(row, "who", "epsilon") for row in rows]},
+    }[given]
+    made = trainer(tmp_path / "out", args=FEW, **{"train_dataset": rows, "rows_per_person": 3} | options)
+    made.train()
+    assert made.private.updates == made.plan.steps == 6
+    assert made.plan.unit == "person"
+    records = [without(row, "who", "epsilon") for row in rows]
+    key = made.private._draws.randomness.key
+    own = own_loop(key, records, made.plan, warmup=0, budgets=people, rows_per_person=3)
+    assert is_same(weights(made.model), own)
+    assert not is_same(weights(made.model), weights(bert()))
+
+
+def test_no_number_of_rows_is_in_plan_steps_or_output(tmp_path):
+    seen = []
+    for owners in (OWNERS, np.resize(np.arange(24), 96)):
+        folder = tmp_path / str(len(seen))
+        rows = visits(owners)[: len(owners) - 40 * len(seen)]
+        made = trainer(folder / "out", args=FEW, train_dataset=rows, person="who")
+        result = made.train()
+        assert result.metrics["train_samples_per_second"] * result.metrics["train_runtime"] == pytest.approx(
+            48, rel=0.1
+        )
+        states = [json.loads(path.read_text()) for path in sorted((folder / "out").rglob("trainer_state.json"))]
+        history = [line for state in states for line in state["log_history"] if "train_runtime" not in line]
+        seen.append((made.plan.steps, made.plan.expected_batch, made.state.epoch, history))
+    assert seen[0] == seen[1]
+
+
+def test_a_column_of_ids_that_is_missing_is_refused(tmp_path):
+    with pytest.raises(BudgetError, match="person='patient' must be a column of train_dataset"):
+        trainer(tmp_path / "out", train_dataset=visits(), person="patient")
+
+
+def test_ids_beside_budgets_of_records_are_refused(tmp_path):
+    records = epsilons.Budgets(BY_PERSON[OWNERS], delta=DELTA)
+    made = trainer(tmp_path / "out", train_dataset=visits(), budgets=records, person="who", data_collator=None)
+    with pytest.raises(DataError, match="persons= is for budgets of persons"):
+        made.train()
+
+
+def test_rows_of_one_person_that_state_different_budgets_are_refused(tmp_path):
+    rows = visits()
+    rows[1]["epsilon"], rows[2]["epsilon"] = 3.0, 4.0
+    with pytest.raises(BudgetError, match="state different budgets"):
+        trainer(tmp_path / "out", train_dataset=rows, person="who")

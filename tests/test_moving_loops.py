@@ -425,7 +425,7 @@ def test_the_message_names_the_setting_its_group_and_the_lines_to_write():
     text = str(caught.value)
     assert "momentum of parameter group 0 changed within a draw" in text
     assert "    private.on_update(lambda _: scheduler.step())" in text
-    assert "pitfalls.html#schedules-that-follow-batches" in text
+    assert "epsilons docs concepts" in text
 
 
 def test_a_call_in_another_mode_than_checks_have_seen_is_refused():

@@ -30,34 +30,26 @@ if TYPE_CHECKING:
     from .training.fitting.fit_loop import Run
     from .training.predicting import Predictions, Predictor
 
-#: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
+#: Module -> names, loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
-    "EvalData": ".training",
-    "Ledger": ".ledger.ledger",
-    "Performance": ".training",
-    "PlanFolder": ".ledger.plan_folder",
-    "Predictions": ".training.predicting",
-    "Predictor": ".training.predicting",
-    "Private": ".training",
-    "Registry": ".registry",
-    "Report": ".reporting",
-    "Run": ".training.fitting.fit_loop",
-    "audit": ".auditing",
-    "data": ".data",
-    "features": ".training.features",
-    "fit": ".training",
-    "make_private": ".training",
-    "mend": ".training",
-    "release": ".reporting",
-    "report": ".reporting",
+    ".auditing": ("audit",),
+    ".ledger.ledger": ("Ledger",),
+    ".ledger.plan_folder": ("PlanFolder",),
+    ".registry": ("Registry",),
+    ".reporting": ("Report", "release", "report"),
+    ".training": ("EvalData", "Performance", "Private", "fit", "make_private", "mend"),
+    ".training.fitting.fit_loop": ("Run",),
+    ".training.predicting": ("Predictions", "Predictor"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
-    module = import_module(_LAZY[name], __name__)
-    return module if name in ("data", "features") else getattr(module, name)
+    if name in ("data", "features"):
+        return import_module(".data" if name == "data" else ".training.features", __name__)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(module, __name__), name)
+    raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

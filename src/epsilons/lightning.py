@@ -41,6 +41,18 @@ NOT_CALLED = {
     "on_before_batch_transfer": "The Trainer's batches are tickets. Put this into the data set or its collate_fn.",
 }
 
+#: Settings of the Trainer that are refused where they are not the usual ones, and what to do instead.
+REFUSED = {
+    "accumulate_grad_batches": "A draw is divided by Performance(max_physical_batch=…). Leave it at 1",
+    "gradient_clip_val": "Each record's gradient is clipped by clip_norm. Leave it out",
+    "callbacks": "A search trains on the records before the run, and would spend its budgets. Choose on public data",
+    "precision": f"Use one of {', '.join(PRECISIONS)}",
+    "devices": "PrivateStrategy trains on one device",
+    "limit_train_batches": "A plan's draws are whole. Use max_steps for a shorter run",
+    "overfit_batches": "Each draw is random. Leave it out",
+    "reload_dataloaders_every_n_epochs": "Budgets belong to the records of one data set. Leave it out",
+}
+
 
 class PrivateStrategy(SingleDeviceStrategy):
     """A Lightning strategy that trains under budgets, on one device.
@@ -301,37 +313,18 @@ def check_module(module: LightningModule, optimizers: Sequence[Optimizer], sched
 def check_trainer(trainer: Any, precision: str, run_dir: Any) -> None:
     """Refuse settings that would scale, split or clip gradients, or draw other records. Raises InputError."""
     searches = [type(c).__name__ for c in trainer.callbacks if isinstance(c, LearningRateFinder | BatchSizeFinder)]
-    wrong = {
-        f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
-            trainer.accumulate_grad_batches != 1,
-            "A draw is divided by Performance(max_physical_batch=…). Leave it at 1",
-        ),
-        f"gradient_clip_val={trainer.gradient_clip_val}": (
-            bool(trainer.gradient_clip_val),
-            "Each record's gradient is clipped by clip_norm. Leave it out",
-        ),
-        f"callbacks=[{', '.join(searches)}]": (
-            bool(searches),
-            "A search trains on the records before the run, and would spend its budgets. Choose on public data",
-        ),
-        f"precision={precision!r}": (precision not in PRECISIONS, f"Use one of {', '.join(PRECISIONS)}"),
-        f"devices={trainer.num_devices}": (trainer.num_devices > 1, "PrivateStrategy trains on one device"),
-        f"limit_train_batches={trainer.limit_train_batches}": (
-            trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,
-            "A plan's draws are whole. Use max_steps for a shorter run",
-        ),
-        f"overfit_batches={trainer.overfit_batches}": (
-            bool(trainer.overfit_batches),
-            "Each draw is random. Leave it out",
-        ),
-        f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}": (
-            bool(trainer.reload_dataloaders_every_n_epochs),
-            "Budgets belong to the records of one data set. Leave it out",
-        ),
+    shown = {"callbacks": f"[{', '.join(searches)}]", "precision": repr(precision), "devices": trainer.num_devices}
+    is_wrong = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        "callbacks": bool(searches),
+        "precision": precision not in PRECISIONS,
+        "devices": trainer.num_devices > 1,
+        "limit_train_batches": trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,
     }
-    for setting, (is_wrong, advice) in wrong.items():
-        if is_wrong:
-            raise InputError(f"Trainer({setting}) cannot be used with PrivateStrategy. {advice}.")
+    for name, advice in REFUSED.items():
+        value = shown.get(name, getattr(trainer, name, None))
+        if is_wrong.get(name, bool(value)):
+            raise InputError(f"Trainer({name}={value}) cannot be used with PrivateStrategy. {advice}.")
     _check_folders(trainer, run_dir)
 
 

@@ -82,6 +82,15 @@ def test_who_never_takes_part_spends_exactly_nothing(accountant, history):
 
 
 @every
+def test_silent_parts_and_the_order_of_a_history_change_nothing(accountant):
+    loud = [SampledGaussian(0.02, 1.5, 200), SampledGaussian(1.0, 40.0, 7)]
+    silent = [SampledGaussian(0.0, 1.0, 10), SampledGaussian(0.1, 1.0, 0), SampledGaussian(0.1, math.inf, 5)]
+    assert accountant(silent, 1e-5) == 0
+    assert accountant([*silent, *loud], 1e-5) == accountant(loud, 1e-5)
+    assert accountant(loud[::-1], 1e-5) == pytest.approx(accountant(loud, 1e-5), rel=1e-12)
+
+
+@every
 @bounded
 @given(rates, noises, deltas, st.sampled_from(oracles.DIRECTIONS))
 def test_one_step_is_never_below_its_closed_form(accountant, q, sigma, delta, direction):

@@ -39,12 +39,6 @@ class Histories(NamedTuple):
     noises: FloatArray
     steps: tuple[int, ...]
 
-    @classmethod
-    def one_phase(cls, rates: npt.ArrayLike, noises: npt.ArrayLike, steps: int, rows: int) -> Histories:
-        """Histories of a single phase; rates and noises are one number for all rows, or one per row."""
-        rate, noise = (np.broadcast_to(np.asarray(value, dtype=np.float64), (1, rows)) for value in (rates, noises))
-        return cls(rate, noise, (steps,))
-
 
 def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
     """(rows,) upper bounds on epsilon at each row's claim: its delta, or for accounts what was spent before.
@@ -85,12 +79,17 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
     return out[pair]
 
 
+def _of_one_phase(
+    accountant: Accountant, rates: npt.ArrayLike, noises: npt.ArrayLike, steps: int, claims: FloatArray
+) -> FloatArray:
+    """The same for one phase; rates and noises are one number for all rows, or one per row."""
+    rate, noise = (np.broadcast_to(np.asarray(value, np.float64), (1, len(claims))) for value in (rates, noises))
+    return batch_epsilon(accountant, Histories(rate, noise, (steps,)), claims)
+
+
 def fast(accountant: Accountant) -> Accountant:
     """For guesses: PLD on grids of at most 100,000 points, a tenth of the usual; other accountants unchanged."""
-    if isinstance(accountant, Repeated):
-        return replace(accountant, accountant=fast(accountant.accountant))
-    function, options = _unwrapped(accountant)
-    return functools.partial(pld.epsilon, points=1e5) if function is pld.epsilon and not options else accountant
+    return _with_options(accountant, lambda options: options or {"points": 1e5})
 
 
 def conservative(accountant: Accountant) -> Accountant:
@@ -98,10 +97,14 @@ def conservative(accountant: Accountant) -> Accountant:
 
     Other accountants are unchanged.
     """
+    return _with_options(accountant, lambda options: {"slacks": 2.0} | options)
+
+
+def _with_options(accountant: Accountant, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Accountant:
     if isinstance(accountant, Repeated):
-        return replace(accountant, accountant=conservative(accountant.accountant))
+        return replace(accountant, accountant=_with_options(accountant.accountant, changed))
     function, options = _unwrapped(accountant)
-    return functools.partial(pld.epsilon, **{"slacks": 2.0} | options) if function is pld.epsilon else accountant
+    return functools.partial(pld.epsilon, **changed(options)) if function is pld.epsilon else accountant
 
 
 def _unwrapped(accountant: Callable[..., float]) -> tuple[Callable[..., float], dict[str, Any]]:
@@ -139,6 +142,25 @@ SMALLEST_RATE = 1e-9
 _NODES = 5
 
 Spends = Callable[[FloatArray, IntArray], FloatArray]
+
+
+def bisected(
+    is_below: Callable[[float], bool], low: float, high: float, *, width: float = 0, part: float = 0, times: int = 1000
+) -> tuple[float, float]:
+    """The ends of an interval in which a condition that holds from `low` on, but not at `high`, stops to hold.
+
+    width, part  halving ends where the interval is at most `width`, or this part of its upper end
+    times        or after so many halvings
+
+    >>> bisected(lambda x: x < 0.3, 0.0, 1.0, width=0.1)
+    (0.25, 0.3125)
+    """
+    for _ in range(times):
+        if high - low <= max(width, part * high):
+            break
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high
 
 
 def noise_for(epsilon: float, sample_rate: float, steps: int, delta: float, accountant: Accountant) -> float:
@@ -195,13 +217,12 @@ def noises_for(
     start = -np.log(_clt_noise(epsilon, rate, runs * steps, delta))  # searches use -ln(noise): epsilon grows with it
 
     def spends(log_quiet: FloatArray, rows: IntArray) -> FloatArray:
-        histories = Histories.one_phase(rate[rows], np.exp(-log_quiet), steps, len(rows))
-        return batch_epsilon(verified, histories, delta[rows])
+        return _of_one_phase(verified, rate[rows], np.exp(-log_quiet), steps, delta[rows])
 
     if len(epsilon) > FEW and np.ptp(rate) == 0 and delta.ndim == 1:
 
         def curve(log_quiet: FloatArray, at: FloatArray) -> FloatArray:
-            return batch_epsilon(accountant, Histories.one_phase(rate[0], np.exp(-log_quiet), steps, len(at)), at)
+            return _of_one_phase(accountant, rate[0], np.exp(-log_quiet), steps, at)
 
         nodes = _nodes(start.min() - 0.5, start.max() + 0.5)
         start = _read_off(curve, nodes, epsilon * (1 - TOLERANCE_OF_MANY / 3), delta, start)
@@ -210,11 +231,9 @@ def noises_for(
     if len(infeasible):
         limit = "so little as it asks for. Ask for more, choose a larger delta"
         if delta.ndim == 1 and np.ptp(delta) == 0:  # otherwise the delta may be that of one person
-            at_most_noise = Histories.one_phase(rate[infeasible], LARGEST_NOISE, steps, len(infeasible))
-            floor = batch_epsilon(accountant, at_most_noise, delta[infeasible]).max()
-            limit = (
-                f"less than epsilon = {floor:.3g} at delta = {delta[0]:g}. Ask for at least that, choose a larger delta"
-            )
+            floor = _of_one_phase(accountant, rate[infeasible], LARGEST_NOISE, steps, delta[infeasible]).max()
+            at_least = f"less than epsilon = {floor:.3g} at delta = {delta[0]:g}. Ask for at least that"
+            limit = f"{at_least}, choose a larger delta"
         raise InfeasibleBudgetError(
             f"A budget is out of reach: whatever the noise, this accountant cannot certify {limit}, or use "
             'accountant="pld", which reaches lower than "rdp".'
@@ -237,8 +256,7 @@ def rates_for(
     verified = conservative(accountant)
 
     def spends(log_rate: FloatArray, rows: IntArray) -> FloatArray:
-        histories = Histories.one_phase(np.exp(log_rate), noise_multiplier, steps, len(rows))
-        return batch_epsilon(verified, histories, delta[rows])
+        return _of_one_phase(verified, np.exp(log_rate), noise_multiplier, steps, delta[rows])
 
     near = np.log(np.clip(start, SMALLEST_RATE, 1.0))
     log_rate = _largest_safe(spends, epsilon, near, math.log(SMALLEST_RATE), 0.0)
@@ -259,7 +277,7 @@ def rates_near(
     approximate = fast(accountant)
 
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
-        return batch_epsilon(approximate, Histories.one_phase(np.exp(log_rate), noise_multiplier, steps, len(at)), at)
+        return _of_one_phase(approximate, np.exp(log_rate), noise_multiplier, steps, at)
 
     low, high = math.log(max(start.min() / 1.5, SMALLEST_RATE)), math.log(min(start.max() * 1.5, 1.0))
     aims = epsilon * (1 - TOLERANCE_OF_MANY / 3) if len(epsilon) > FEW else epsilon * TARGET

@@ -357,11 +357,8 @@ MOST_ROUNDING = 1e-3
 
 def composed(history: History, spacing: float) -> Directions:
     """The losses of removing and of adding a record, composed over all mechanisms (at least one)."""
-    return _one_direction(history, spacing, 0), _one_direction(history, spacing, 1)
-
-
-def _one_direction(history: History, spacing: float, direction: int) -> Losses:
-    return _as_asked(history, spacing, direction) or _bounded(history, spacing, direction)
+    removed, added = (_as_asked(history, spacing, way) or _bounded(history, spacing, way) for way in (0, 1))
+    return removed, added
 
 
 def _as_asked(history: History, spacing: float, direction: int) -> Losses | None:
@@ -453,9 +450,7 @@ class Recent:
             self._kept.clear()
 
 
-def recent(entries: int, size: int) -> Callable[[Compose], Recent]:
-    """A decorator that remembers the last results of a function."""
-    return lambda function: Recent(function, entries, size)
+_composed = Recent(composed, entries=32, size=2**24)
 
 
 # -- PLD: upper bounds by numerical composition of privacy loss distributions, in both directions
@@ -535,17 +530,12 @@ def divergences(history: Sequence[SampledGaussian], epsilons: FloatArray) -> Flo
     bound = np.ones((2, len(epsilons)))
     if directions:
         allowed = slack(history)
-        bound = np.stack([_with_rounding(losses, losses.deltas(epsilons), allowed) for losses in directions])
+        computed = [(losses, losses.deltas(epsilons)) for losses in directions]
+        bound = np.stack([np.minimum(part + _lost(losses, part, allowed) + allowed, 1.0) for losses, part in computed])
     if _is_coarse(parts, directions) or slack(history) > MOST_SLACK * SMALLEST_DELTA:
         # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). RDP bounds both directions alike.
         by_rdp = never + np.exp(np.minimum(epsilons, 0.0)) * rdp.delta_at(parts, np.abs(epsilons))
         bound = np.fmin(bound, by_rdp)
-    return bound
-
-
-def _with_rounding(losses: Losses, deltas: FloatArray, allowed: float) -> FloatArray:
-    """Upper bounds from computed divergences."""
-    bound: FloatArray = np.minimum(deltas + _lost(losses, deltas, allowed) + allowed, 1.0)
     return bound
 
 
@@ -603,8 +593,3 @@ def merged(history: Sequence[SampledGaussian]) -> History:
         if not m.is_silent:
             steps[m.sample_rate, m.noise_multiplier] = steps.get((m.sample_rate, m.noise_multiplier), 0) + m.steps
     return tuple(SampledGaussian(*row, steps[row]) for row in sorted(steps))
-
-
-@recent(entries=32, size=2**24)
-def _composed(history: History, spacing: float) -> Directions:
-    return composed(history, spacing)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from scipy.special import log_ndtr, nctdtr, nctdtrinc, ndtr, ndtri
 from scipy.stats import binom, nct, norm
 
+from ..accounting.calibration import bisected
 from ..accounting.profile import FINE_GRID, Profile
 from ..core.mechanism import SampledGaussian
 
@@ -188,10 +189,7 @@ def _largest_rejected(rejected: Callable[[float], bool]) -> float:
         low, high = high, 2 * high
         if low >= _HIGHEST_ONE_RUN:
             return low
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
+    return bisected(rejected, low, high, width=1e-6)[0]
 
 
 # -- guarantee f -----------------------------------------------------------------------------------
@@ -216,15 +214,12 @@ def fdp_rejects(guesses: Guesses, cost: Cost, alpha: float) -> bool:
 
 def fdp_p_value(guesses: Guesses, cost: Cost) -> float:
     """The smallest alpha at which `fdp_rejects` is true, from above; 1 if there is none."""
-    low, high = math.log(1e-12), 0.0
+    low = math.log(1e-12)
     if not fdp_rejects(guesses, cost, 1.0):
         return 1.0
     if fdp_rejects(guesses, cost, math.exp(low)):
         return math.exp(low)
-    while high - low > 1e-2:
-        middle = (low + high) / 2
-        low, high = (low, middle) if fdp_rejects(guesses, cost, math.exp(middle)) else (middle, high)
-    return math.exp(high)
+    return math.exp(bisected(lambda log: not fdp_rejects(guesses, cost, math.exp(log)), low, 0.0, width=1e-2)[1])
 
 
 def gaussian_cost(mu: float) -> Cost:
@@ -282,10 +277,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while _divergence(high, mu) > delta:
         low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _divergence(middle, mu) > delta else (low, middle)
-    return low
+    return bisected(lambda epsilon: _divergence(epsilon, mu) > delta, low, high, part=1e-9)[0]
 
 
 def _divergence(epsilon: float, mu: float) -> float:

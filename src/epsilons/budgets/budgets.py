@@ -21,8 +21,7 @@ from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
 from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
-from .ids import as_rule, ids_in
-from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
+from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
 
 # -- Checks of epsilons and deltas, whichever source they are from; messages give counts and rows, never values
 
@@ -460,8 +459,7 @@ class Budgets:
         if self.unit == "person" and len(np.unique(chosen)) < len(chosen):
             raise BudgetError("A subset of budgets of persons takes each person at most once: two coins spend more.")
         roster = None if self._roster is None else self._roster.chosen(chosen)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)
+        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             starts = None if self._starts is None else self._starts[chosen]
             return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)._with(roster)
 
@@ -505,8 +503,7 @@ class Budgets:
         >>> Budgets.by_person([1.0, 2.0], ["ann", "bob"]).without_ids().has_ids
         False
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)
+        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts)
 
     def persons_of(self, ids: Any) -> IntArray:

@@ -12,7 +12,7 @@ import typer
 
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning, printable
-from . import audit, consent_check, init, plan, registry_command, results, train
+from . import audit, consent_check, docs_command, init, plan, registry_command, results, train
 
 INTERRUPTED = 130
 
@@ -42,6 +42,7 @@ for _name, _command, _examples in (
     ("release", results.release_command, results.RELEASE_EXAMPLES),
     ("audit", audit.audit_command, audit.AUDIT_EXAMPLES),
     ("attack", audit.attack_command, audit.ATTACK_EXAMPLES),
+    ("docs", docs_command.command, docs_command.EXAMPLES),
 ):
     # rich would print each line of a docstring as a paragraph
     _help = "\n\n".join(" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n"))

@@ -21,7 +21,7 @@ from ..data.images import IMAGE_SETS, PLAIN_MEAN, PLAIN_STD, UNCHANGED_MEAN, UNC
 from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table, names_persons
 from ..data.sources import is_folder_of_tensors
 from ..data.tables import Features
-from ..errors import DataError, InputError, docs_page, printable
+from ..errors import DataError, InputError, printable
 from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, Named, Origin, Outputs, TableInputs
 from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
 from .options import Quiet, console, option
@@ -283,7 +283,7 @@ def _question(column: Column, person: Column | None) -> str:
     if column is person:
         return (
             f"{said}: several rows of one person? The draft has one budget per value, for all its rows. If each row is "
-            f"one person, write so in data.person: {docs_page('persons')}"
+            f"one person, write so in data.person: epsilons docs persons"
         )
     return f"{said}, too. Is this the id of a person? Then name it in data.person."
 
@@ -300,7 +300,7 @@ def _render(**values: Any) -> str:
     )
     environment.filters |= {"bare": _bare, "value": toml, "key": toml_key, "bounds": _bounds, "tiers": _tiers}
     environment.filters["padded"] = lambda setting: f"{setting:<37}"
-    environment.globals |= {"docs": docs_page("config"), "smallest_shown": SMALLEST_SHOWN, "buckets": BUCKETS}
+    environment.globals |= {"docs": "epsilons docs config", "smallest_shown": SMALLEST_SHOWN, "buckets": BUCKETS}
     return environment.get_template("config.toml.jinja").render(values)
 
 

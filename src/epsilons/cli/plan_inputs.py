@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import planning
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
-from ..budgets.persons import as_conflict, as_unit
+from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
 from ..configs.config_file import Setting, parse_settings, read_config, strategy_options
 from ..data.arrays import in_words

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import EpsilonsError, InputError, ModelError, docs_page
+from ..errors import EpsilonsError, InputError, ModelError
 
 #: By how much a squared norm may be too small, relative to it: the largest error that any kernel is allowed. Every
 #: contribution that is clipped is 2⁻¹⁰ shorter for it, so that clipping depends on no choice of engine or kernel.
@@ -126,7 +126,7 @@ def check_takes_persons(engine: Engine) -> None:
         raise InputError(
             "Expected an engine that clips persons with several rows or views, got "
             f"{type(engine).__name__}, with a clipped_sum that has no argument `sizes`. Add the argument, or use "
-            f'engine="auto". See {docs_page("extending", "an-engine")}'
+            'engine="auto". See: epsilons docs extending'
         )
 
 

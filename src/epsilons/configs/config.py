@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ..budgets.budgets import DEFAULT_DELTA
-from ..budgets.ids import Rule, as_rule
-from ..budgets.persons import Conflict
+from ..budgets.ids import Conflict, Rule, as_rule
 from ..data import DATASETS
 from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features

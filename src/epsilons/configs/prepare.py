@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budgets.budgets import Budgets
-from ..budgets.persons import Roster
+from ..budgets.ids import Roster
 from ..core.disclosure import has_small_cells, how_many
 from ..core.mechanism import IntArray, Unit
 from ..data import Arrays, Source, sources

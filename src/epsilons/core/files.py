@@ -55,6 +55,22 @@ def write_bytes(path: Path, content: bytes, release: bool = False) -> Path:
     return path
 
 
+def create(path: Path, content: bytes) -> None:
+    """Create a file with mode 0600, durably. Raises OSError if it cannot be written, or is there already."""
+    with open(path, "xb", opener=for_owner) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> bytes:
+    """A file's content. Raises RunError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, in hex. Raises RunError if it cannot be read."""
     try:

@@ -97,13 +97,10 @@ class PrivateTrainer(Trainer):
         _check_plan(opened(plan)[0], steps, self._expected)
         self.plan, self._private_seed = plan, private_seed
         performance = performance or Performance()
+        largest = performance.max_physical_batch
         self._performance = replace(
             performance,
-            max_physical_batch=(
-                args.per_device_train_batch_size
-                if performance.max_physical_batch == "auto"
-                else performance.max_physical_batch
-            ),
+            max_physical_batch=args.per_device_train_batch_size if largest == "auto" else largest,
             num_workers=args.dataloader_num_workers,
         )
         self.private: Private | None = None
@@ -112,7 +109,7 @@ class PrivateTrainer(Trainer):
         loss = None if compute_loss_func is None else _OfRecords(compute_loss_func)
         super().__init__(model, own, data_collator, train_dataset, compute_loss_func=loss, **trainer)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled or self.is_model_parallel:
-            raise InputError(next(r for r in training_arguments.REFUSALS if r.name == "fsdp").message)
+            training_arguments.refuse("fsdp")
         self.callback_handler.callbacks.insert(0, _Epochs(self._epoch))
 
     # -- what a subclass may override ----------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,101 +15,63 @@ from ..errors import InputError
 DEFAULT_NORM = 1.0
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A setting that is refused.
-
-    name    as the caller knows it
-    is_set  arguments -> True if it is set
-    why     why it is refused, and what to do instead
-    """
-
-    name: str
-    is_set: Callable[[Any], Any]
-    why: str
-
-    @property
-    def message(self) -> str:
-        return f"PrivateTrainer does not support {self.name}: {self.why}"
-
-
 _ONE_PROCESS = (
     "it averages raw gradients, or holds parts of parameters. Train in one process on one device; for several see "
     "epsilons.make_private."
 )
-_SAMPLING = "who is drawn follows from the budgets, by a coin for each record. Leave it out."
+_SMALLER = "Lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor."
 
-REFUSALS = (
-    Refusal(
-        "fp16",
-        lambda args: args.fp16,
-        "its GradScaler rescales losses by a factor that depends on the data. Use bf16=True, which needs no scaling.",
-    ),
-    Refusal("deepspeed", lambda args: args.deepspeed, _ONE_PROCESS),
-    Refusal("fsdp", lambda args: args.fsdp, _ONE_PROCESS),
-    Refusal("several processes", lambda args: args.world_size > 1, _ONE_PROCESS),
-    Refusal(
-        "several devices in one process (n_gpu > 1)",
-        lambda args: args.n_gpu > 1,
-        f"{_ONE_PROCESS} CUDA_VISIBLE_DEVICES=0 chooses one.",
-    ),
-    Refusal("parallelism_config", lambda args: args.parallelism_config is not None, _ONE_PROCESS),
-    Refusal(
-        "max_grad_norm",
-        lambda args: args.max_grad_norm not in (None, 0, DEFAULT_NORM),
-        "it clips the mean gradient of a batch, which bounds no record. Set clip_norm= of PrivateTrainer, which clips "
-        "each record's, and max_grad_norm=0.",
-    ),
-    Refusal(
-        "auto_find_batch_size",
-        lambda args: args.auto_find_batch_size,
-        "it repeats training at other batch sizes, which spends the budgets again. Lower per_device_train_batch_size, "
-        "and raise gradient_accumulation_steps by the same factor.",
-    ),
-    Refusal("train_sampling_strategy", lambda args: args.train_sampling_strategy != "random", _SAMPLING),
-    Refusal(
-        "neftune_noise_alpha",
-        lambda args: args.neftune_noise_alpha is not None,
-        "the size of its noise depends on the longest record of the batch, which mixes records. Leave it out.",
-    ),
-    Refusal(
-        "gradient_checkpointing",
-        lambda args: args.gradient_checkpointing or args.activation_checkpointing,
-        "layers that are computed again draw their dropout outside of the batch-independence check. Lower "
-        "per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor.",
-    ),
-    Refusal(
-        "torch_compile",
-        lambda args: args.torch_compile,
-        "a compiled model has no layers whose gradients can be clipped by record. Leave it out.",
-    ),
-    Refusal(
-        "use_liger_kernel",
-        lambda args: args.use_liger_kernel,
-        "its fused losses mix records, and give no outputs by record. Leave it out.",
-    ),
-    Refusal(
-        "include_num_input_tokens_seen",
-        lambda args: args.include_num_input_tokens_seen not in ("no", False),
-        "the number of tokens shows who was drawn, without noise. Leave it out.",
-    ),
-    Refusal(
-        "this optimizer (optim)",
-        lambda args: any(part in str(args.optim).lower() for part in ("lomo", "layerwise", "schedule_free")),
-        "it updates during the backward pass, or keeps a second copy of the weights. Use an ordinary one, such as "
-        '"adamw_torch".',
-    ),
-    Refusal(
-        "this schedule (lr_scheduler_type)",
-        lambda args: any(part in str(args.lr_scheduler_type).lower() for part in ("plateau", "greedy")),
-        "it follows a metric, so it cannot be replayed. Use one that follows the number of steps.",
-    ),
-    Refusal(
-        "enable_jit_checkpoint",
-        lambda args: args.enable_jit_checkpoint,
-        "it saves in the middle of a draw. An interrupted run resumes from private_dir in any case.",
-    ),
-)
+#: Settings that are refused, as the caller knows them: why, and what to do instead.
+REFUSALS = {
+    "fp16": "its GradScaler rescales losses by a factor that depends on the data. Use bf16=True, which needs no "
+    "scaling.",
+    "deepspeed": _ONE_PROCESS,
+    "fsdp": _ONE_PROCESS,
+    "several processes": _ONE_PROCESS,
+    "several devices in one process (n_gpu > 1)": f"{_ONE_PROCESS} CUDA_VISIBLE_DEVICES=0 chooses one.",
+    "parallelism_config": _ONE_PROCESS,
+    "max_grad_norm": "it clips the mean gradient of a batch, which bounds no record. Set clip_norm= of PrivateTrainer, "
+    "which clips each record's, and max_grad_norm=0.",
+    "auto_find_batch_size": "it repeats training at other batch sizes, which spends the budgets again. " + _SMALLER,
+    "train_sampling_strategy": "who is drawn follows from the budgets, by a coin for each record. Leave it out.",
+    "neftune_noise_alpha": "the size of its noise depends on the longest record of the batch, which mixes records. "
+    "Leave it out.",
+    "gradient_checkpointing": "layers that are computed again draw their dropout outside of the batch-independence "
+    "check. " + _SMALLER,
+    "torch_compile": "a compiled model has no layers whose gradients can be clipped by record. Leave it out.",
+    "use_liger_kernel": "its fused losses mix records, and give no outputs by record. Leave it out.",
+    "include_num_input_tokens_seen": "the number of tokens shows who was drawn, without noise. Leave it out.",
+    "this optimizer (optim)": "it updates during the backward pass, or keeps a second copy of the weights. Use an "
+    'ordinary one, such as "adamw_torch".',
+    "this schedule (lr_scheduler_type)": "it follows a metric, so it cannot be replayed. Use one that follows the "
+    "number of steps.",
+    "enable_jit_checkpoint": "it saves in the middle of a draw. An interrupted run resumes from private_dir in any "
+    "case.",
+}
+
+
+def _names(value: object, *parts: str) -> bool:
+    return any(part in str(value).lower() for part in parts)
+
+
+#: Whether a setting is set: those that are no argument of this name, or are refused at some values only.
+_IS_SET: dict[str, Callable[[Any], bool]] = {
+    "several processes": lambda args: args.world_size > 1,
+    "several devices in one process (n_gpu > 1)": lambda args: args.n_gpu > 1,
+    "parallelism_config": lambda args: args.parallelism_config is not None,
+    "max_grad_norm": lambda args: args.max_grad_norm not in (None, 0, DEFAULT_NORM),
+    "train_sampling_strategy": lambda args: args.train_sampling_strategy != "random",
+    "neftune_noise_alpha": lambda args: args.neftune_noise_alpha is not None,
+    "gradient_checkpointing": lambda args: args.gradient_checkpointing or args.activation_checkpointing,
+    "include_num_input_tokens_seen": lambda args: args.include_num_input_tokens_seen not in ("no", False),
+    "this optimizer (optim)": lambda args: _names(args.optim, "lomo", "layerwise", "schedule_free"),
+    "this schedule (lr_scheduler_type)": lambda args: _names(args.lr_scheduler_type, "plateau", "greedy"),
+}
+
+
+def refuse(name: str) -> NoReturn:
+    """Raise InputError for a setting of REFUSALS."""
+    raise InputError(f"PrivateTrainer does not support {name}: {REFUSALS[name]}")
 
 
 def checked(args: Any) -> Any:
@@ -120,9 +81,9 @@ def checked(args: Any) -> Any:
     """
     if args is None:
         raise InputError("PrivateTrainer needs args=TrainingArguments(…): the length of training is fixed beforehand.")
-    for refusal in REFUSALS:
-        if refusal.is_set(args):
-            raise InputError(refusal.message)
+    for name in REFUSALS:
+        if _IS_SET[name](args) if name in _IS_SET else getattr(args, name):
+            refuse(name)
     own = copy.copy(args)
     own.gradient_accumulation_steps, own.max_grad_norm, own.ignore_data_skip = 1, 0.0, True
     return own
@@ -130,13 +91,10 @@ def checked(args: Any) -> Any:
 
 def check_model(model: Any) -> None:
     """Raises InputError for a model that was changed as a refused argument changes it."""
-    is_set = {
-        "gradient_checkpointing": getattr(model, "is_gradient_checkpointing", False),
-        "torch_compile": isinstance(model, torch._dynamo.OptimizedModule),
-    }
-    for refusal in REFUSALS:
-        if is_set.get(refusal.name):
-            raise InputError(refusal.message)
+    if getattr(model, "is_gradient_checkpointing", False):
+        refuse("gradient_checkpointing")
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        refuse("torch_compile")
 
 
 def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:

@@ -105,20 +105,6 @@ def settle(reservation: Reservation, charged: Sequence[int], last_line: str, key
         )
 
 
-def leavers(reservation: Reservation, before: IntArray) -> IntArray:
-    """(leavers,) places of the people who may not be drawn from now on, rising; `before` if nothing can be learnt."""
-    try:
-        return np.sort(reservation.leavers())
-    except Exception as error:  # as above; who left before stays out
-        warnings.warn(
-            f"The registry cannot be reached ({type(error).__name__}). The run is paid for and goes on; people who "
-            "withdraw now take effect when it is reached again.",
-            EpsilonsWarning,
-            stacklevel=2,
-        )
-        return before
-
-
 # -- The ledger: the steps that a run was charged, and whether the next step is allowed
 
 BLOCK = 64  # steps per fsync
@@ -308,7 +294,16 @@ class Ledger:
         """Places of those who left the registry, if a block begins with this step: within a block nobody leaves."""
         if self._reservation is None or step != self._account.reserved[phase]:
             return None
-        return leavers(self._reservation, self.left_out(phase, step))
+        try:
+            return np.sort(self._reservation.leavers())
+        except Exception as error:  # a database may raise anything; who left before stays out
+            warnings.warn(
+                f"The registry cannot be reached ({type(error).__name__}). The run is paid for and goes on; people who "
+                "withdraw now take effect when it is reached again.",
+                EpsilonsWarning,
+                stacklevel=2,
+            )
+            return self.left_out(phase, step)
 
     def left_out(self, phase: int, step: int) -> IntArray:
         """(people,) places of those who are not part of this step's sum although they may be drawn, rising."""

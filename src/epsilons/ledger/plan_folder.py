@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant
-from ..core.files import close_folder, for_owner, sync_folder
+from ..core import files
+from ..core.files import close_folder, sync_folder
 from ..errors import PlanError, RunError, parsed_json, printable
 from ..planning import Plan
 
@@ -173,10 +174,7 @@ class PlanFolder:
         """Create the file of a slot, durably. False if another process was first."""
         file = self.path / "slots" / str(number)
         try:
-            with open(file, "x", encoding="utf-8", opener=for_owner) as slot:
-                slot.write(text)
-                slot.flush()
-                os.fsync(slot.fileno())
+            files.create(file, text.replace("\n", os.linesep).encode())
             sync_folder(file.parent)
         except FileExistsError:
             return False
@@ -305,10 +303,7 @@ def _secret(path: Path) -> bytes:
     if not path.exists():
         unique = path.with_name(f".secret.{secrets.token_hex(8)}")
         try:
-            with open(unique, "xb", opener=for_owner) as file:
-                file.write(secrets.token_bytes(_SECRET_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            files.create(unique, secrets.token_bytes(_SECRET_BYTES))
             with suppress(FileExistsError):  # another process was first
                 os.link(unique, path)
         finally:

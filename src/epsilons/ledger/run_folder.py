@@ -108,8 +108,8 @@ class RunFolder:
                 f"{path} holds no run that can be resumed: {', '.join(missing)} missing. Start a new run in a new "
                 "folder."
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)  # it equals the given plan, or is refused
+        # A warning would say nothing new: the plan equals the given one, or is refused.
+        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             same = Plan.load(folder.plan, plan.accountant_fn) == plan
         if not same:
             raise RunError(
@@ -163,18 +163,14 @@ class RunFolder:
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:
         """The values in one of the folder's JSON files. Raises RunError if it is damaged."""
-        return _json_object(_read(file), str(file))
+        return _json_object(files.read(file), str(file))
 
     def write_key(self, key: bytes) -> None:
         """Write the run's key, readable by its owner only. An older key is replaced."""
         self.key.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = self.key.with_name("key.new")
         temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
+        files.create(temporary, key)
         os.replace(temporary, self.key)
         sync_folder(self.key.parent)
         sync_folder(self.path)
@@ -239,15 +235,8 @@ def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
     """All complete lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
     if not folder.metrics.exists():
         return ()
-    lines = _read(folder.metrics).split(b"\n")[:-1]
+    lines = files.read(folder.metrics).split(b"\n")[:-1]
     return tuple(_json_object(line, f"Line {number} of {folder.metrics}") for number, line in enumerate(lines, start=1))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _json_object(text: bytes, where: str) -> dict[str, Any]:

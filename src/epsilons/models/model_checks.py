@@ -20,7 +20,7 @@ from torch import nn
 from ..clipping.summing import in_use
 from ..core.modules import named_modules, tensors_of
 from ..draws.randomness import sample_hash
-from ..errors import CallOrderError, ModelError, UnsupportedLayerError, docs_page
+from ..errors import CallOrderError, ModelError, UnsupportedLayerError
 
 
 def check_whole(model: nn.Module) -> None:
@@ -207,8 +207,7 @@ def check_kept(name: str, thing: object) -> None:
         raise ModelError(
             f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, and a learning "
             "rate that follows them reveals records without noise. Use a schedule that is fixed beforehand, "
-            "e.g. CosineAnnealingLR(optimizer, plan.steps). See: "
-            + docs_page("pitfalls", "raw-losses-that-steer-training")
+            "e.g. CosineAnnealingLR(optimizer, plan.steps). See: epsilons docs concepts"
         )
 
 

@@ -19,7 +19,7 @@ from ..accounting.calibration import noises_for
 from ..budgets.budgets import Budgets
 from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
 from ..core.mechanism import IntArray
-from ..errors import PlanError, PromiseError, docs_page
+from ..errors import PlanError, PromiseError
 from .display import Table, aligned, number
 from .plan_numbers import Recipe
 from .planner import plan
@@ -33,7 +33,7 @@ MODEL = (
 #: What often gains more than any way to divide budgets.
 INPUTS = (
     "For images or texts, first train a linear model on fixed features (data.features in a config), which cost no "
-    f"privacy: {docs_page('concepts', 'fixed-features')}"
+    "privacy: epsilons docs concepts"
 )
 #: A smaller gain is within the variation of training itself.
 SMALL_GAIN = 0.05

@@ -25,7 +25,7 @@ from ..accounting.filter import ORDERS
 from ..budgets.budgets import is_large, large_delta
 from ..core.mechanism import Groups, Unit
 from ..errors import PlanError, parsed_json
-from .plan_numbers import ROSTER, SHARES, Phase, PlanNumbers
+from .plan_numbers import COLUMNS, ROSTER, SHARES, Phase, PlanNumbers
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
 SCHEMA = 5
@@ -102,17 +102,12 @@ class PlanFile(_Strict):
     def fields(self) -> dict[str, Any]:
         """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
         epsilons, deltas, records = (_column(self.groups, name) for name in ("epsilon", "delta", "records"))
-        groups = Groups(epsilons, deltas, records, self._starts())
-        phases = [
-            Phase(
-                steps=phase.steps,
-                noise_std=phase.noise_std,
-                expected_batch=phase.expected_batch,
-                **{name: _column(phase.groups, name) for name in ("sample_rate", "clip_norm", "weight")},
-            )
-            for phase in self.phases
-        ]
+        phases = []
+        for phase in self.phases:
+            columns = {name: _column(phase.groups, name) for name in COLUMNS}
+            phases.append(Phase(phase.steps, **columns, noise_std=phase.noise_std, expected_batch=phase.expected_batch))
         same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
+        groups = Groups(epsilons, deltas, records, self._starts())
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
 
     def _starts(self) -> npt.NDArray[Any] | None:
@@ -138,19 +133,12 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
         for row, start in zip(groups, plan.groups.starts.tolist(), strict=True):
             row["start"] = start
     phases = [phase.to_dict() for phase in plan.phases]
-    values: dict[str, Any] = {
-        "schema": _schema(plan),
-        "epsilons_version": __version__,
-        "strategy": plan.strategy,
-        "options": dict(plan.options),
-        **{name: getattr(plan, name) for name in ("accountant", "adjacency", "records", "batch_size", "steps")},
-        **_several(plan),
-        "groups": groups,
-        "phases": phases,
-        "guarantee": plan.guarantee,
-    }
+    repeated = ("strategy", "options", "accountant", "adjacency", "records", "batch_size", "steps")
+    values: dict[str, Any] = {"schema": _schema(plan), "epsilons_version": __version__}
+    values |= {name: getattr(plan, name) for name in repeated} | {"options": dict(plan.options)} | _several(plan)
+    values |= {"groups": groups, "phases": phases, "guarantee": plan.guarantee}
     if len(phases) == 1:
-        values |= {"noise_std": phases[0]["noise_std"], "expected_batch": phases[0]["expected_batch"]}
+        values |= {name: phases[0][name] for name in ("noise_std", "expected_batch")}
         for row, numbers in zip(groups, phases[0]["groups"], strict=True):
             row.update(numbers)
     return sealed(values)
@@ -387,7 +375,7 @@ def _check_repeated(plan: PlanNumbers, file: PlanFile) -> None:
         claims.append(("noise_std", file.noise_std, phase.noise_std))
         claims.append(("expected_batch", file.expected_batch, phase.expected_batch))
         for i, repeated in enumerate(file.groups):
-            for name in ("sample_rate", "clip_norm", "weight", "noise_multiplier"):
+            for name in (*COLUMNS, "noise_multiplier"):
                 claims.append((name, getattr(repeated, name), float(getattr(phase, name)[i])))
     for name, claimed, value in claims:
         tolerance = 0.0 if isinstance(claimed, int) else 1e-9

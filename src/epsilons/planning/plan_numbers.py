@@ -79,6 +79,10 @@ class Recipe:
         return cls(steps=max(int(epochs * per_epoch + 1e-9), 1), batch_size=batch, clip_norm=clip_norm)
 
 
+#: What a phase has of each group.
+COLUMNS = ("sample_rate", "clip_norm", "weight")
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     """One table and a number of steps.
@@ -101,7 +105,7 @@ class Phase:
     expected_batch: float
 
     def __post_init__(self) -> None:
-        for name in ("sample_rate", "clip_norm", "weight"):
+        for name in COLUMNS:
             object.__setattr__(self, name, read_only(np.array(getattr(self, name), dtype=np.float64)))
         if not (self.sample_rate.ndim == 1 and self.sample_rate.shape == self.clip_norm.shape == self.weight.shape):
             raise PlanError(
@@ -136,7 +140,7 @@ class Phase:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; a group that is never drawn has no noise multiplier (null)."""
-        columns = {name: getattr(self, name).tolist() for name in ("sample_rate", "clip_norm", "weight")}
+        columns = {name: getattr(self, name).tolist() for name in COLUMNS}
         noises = zip(self.sample_rate, self.noise_multiplier.tolist(), strict=True)
         columns["noise_multiplier"] = [noise if rate > 0 else None for rate, noise in noises]
         return {
@@ -153,6 +157,14 @@ class Phase:
             float(self.noise_multiplier[group]),
             self.steps if steps is None else min(steps, self.steps),
         )
+
+
+def unweighted(
+    steps: int, sample_rate: FloatArray, clip_norm: float | FloatArray, noise_std: float, expected_batch: float
+) -> Phase:
+    """The phase with a weight of 1 in every group. clip_norm: (groups,), or one for all"""
+    ones = np.ones(len(sample_rate))
+    return Phase(steps, sample_rate, clip_norm * ones, ones, noise_std, expected_batch)
 
 
 def check_runs(runs: int, steps: int) -> None:
@@ -358,14 +370,11 @@ class PlanNumbers:
             ]
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
-        claims = self.groups.claims[chosen] if delta is None else self._at(delta, len(chosen))
+        if delta is not None and self.groups.starts is not None:
+            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
+        claims = self.groups.claims[chosen] if delta is None else np.full(len(chosen), delta)
         spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), claims))
         return spent
-
-    def _at(self, delta: float, rows: int) -> FloatArray:
-        if self.groups.starts is not None:
-            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
-        return np.full(rows, delta)
 
     # -- what it promises --------------------------------------------------------------------------
 

@@ -89,12 +89,8 @@ def of_rows(plan: PlanNumbers, rows: Sequence[DisplayRow], suppressed: bool) -> 
         return tuple(None if e is None or delta is None else right_of_promise(e, delta) for e, delta in shown)
     alone = [row.groups.start for row in rows if not row.merged]
     exact = dict(zip(alone, right_guesses(plan, alone).tolist(), strict=True))
-    return tuple(_of_promises(plan, row.groups) if row.merged else exact[row.groups.start] for row in rows)
-
-
-def _of_promises(plan: PlanNumbers, groups: slice) -> int:
-    promises = zip(plan.epsilons[groups].tolist(), plan.delta[groups].tolist(), strict=True)
-    return max(right_of_promise(epsilon, delta) for epsilon, delta in promises)
+    promised = [right_of_promise(*one) for one in zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True)]
+    return tuple(max(promised[row.groups]) if row.merged else exact[row.groups.start] for row in rows)
 
 
 def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.files import for_owner, sync_folder
-from ..errors import RegistryError, RegistryRefusedError, docs_page
+from ..errors import RegistryError, RegistryRefusedError
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ SETTINGS = (
     f"set idle_in_transaction_session_timeout = '{PATIENCE}s'",
     "set tcp_keepalives_idle = 60",
 )
-ROLES = docs_page("registry", "roles")
+ROLES = "epsilons docs registry"
 NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
 NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.

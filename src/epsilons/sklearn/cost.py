@@ -104,7 +104,8 @@ def total_cost(
     (7, 5, array([2.5]))
     """
     records = len(X) if hasattr(X, "__len__") else X.shape[0]
-    data = _Data(_array(y), epsilon, _array(groups), records)
+    classes, parts = (None if values is None else np.asarray(values) for values in (y, groups))
+    data = _Data(classes, epsilon, parts, records)
     everyone = np.arange(records)
     trains = [everyone] if cv is None else _trains(cv, estimator, data, everyone)
     fits = [one for rows in trains for one in _fits(estimator, data, rows)]
@@ -146,10 +147,6 @@ def _check_shared(fits: list[_Fit]) -> None:
         raise InputError("Some fit has a record twice, which a shared plan does not certify. Use folds such as KFold.")
 
 
-def _array(values: Any) -> npt.NDArray[Any] | None:
-    return None if values is None else np.asarray(values)
-
-
 # -- which fits there are ------------------------------------------------------------------------------------------
 
 
@@ -169,8 +166,7 @@ def _fits(estimator: Any, data: _Data, rows: npt.NDArray[np.int64]) -> Iterator[
 
 
 def _fit(estimator: _Private, data: _Data, rows: npt.NDArray[np.int64]) -> _Fit:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta: the fit itself warns
+    with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):  # of a large delta: the fit itself warns
         folder = folder_of(estimator.plan)
         budgets = inputs.as_budgets(data.epsilon, estimator.epsilon, delta_of(estimator, folder), data.records)
     return _Fit(rows, budgets.epsilons[budgets.group][rows], budgets.delta[budgets.group][rows], folder)
@@ -267,9 +263,11 @@ def _fitted_before(estimator: Any) -> Iterator[str]:
 
 
 def _rows(groups: Groups) -> list[list[str]]:
-    rows = display_rows(groups, None, release=has_small_cells(groups))
-    return [[row.label, "merged" if row.delta is None else f"{row.delta:.5g}", _few(row.records)] for row in rows]
-
-
-def _few(records: int | None) -> str:
-    return "fewer than 20" if records is None else f"{records:,}"
+    return [
+        [
+            row.label,
+            "merged" if row.delta is None else f"{row.delta:.5g}",
+            "fewer than 20" if row.records is None else f"{row.records:,}",
+        ]
+        for row in display_rows(groups, None, release=has_small_cells(groups))
+    ]

@@ -6,9 +6,9 @@ caller declares; the number of steps depends on the number of records alone.
 
 from __future__ import annotations
 
-import inspect
 import secrets
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,8 +88,7 @@ def delta_of(estimator: BaseEstimator, folder: PlanFolder | None) -> float:
 
 def _check_unplanned(estimator: BaseEstimator) -> None:
     """Raise InputError for arguments that would have no effect beside a shared plan."""
-    parameters = inspect.signature(type(estimator).__init__).parameters
-    given = [name for name in PLANNED if getattr(estimator, name) != parameters[name].default]
+    given = [name for name in PLANNED if getattr(estimator, name) != getattr(type(estimator), name)]
     if given:
         raise InputError(
             f"The shared plan= determines {', '.join(PLANNED)}: leave out {', '.join(given)}, or make a plan with them."
@@ -112,42 +111,27 @@ CLASSES_READ = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share: planning, training, and what is known after it."""
+    """What both estimators share: settings, planning, training, and what is known after it."""
 
     #: `fit` requests epsilon wherever metadata is routed; set_fit_request changes it.
     __metadata_request__fit = {"epsilon": True}  # noqa: RUF012  # scikit-learn reads it from the class
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        strategy: str = "scale",
-        accountant: str = "pld",
-        epochs: float = 20,
-        batch_size: float = 256,
-        lr: float = 0.5,
-        clip_norm: float = 1.0,
-        hidden: tuple[int, ...] = (),
-        module: MakeModule | None = None,
-        bounds: Any = None,
-        plan: PlanFolder | str | Path | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.strategy = strategy
-        self.accountant = accountant
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.clip_norm = clip_norm
-        self.hidden = hidden
-        self.module = module
-        self.bounds = bounds
-        self.plan = plan
-        self.random_state = random_state
+    epsilon: float = 1.0
+    _: KW_ONLY
+    delta: float = 1e-5
+    strategy: str = "scale"
+    accountant: str = "pld"
+    epochs: float = 20
+    batch_size: float = 256
+    lr: float = 0.5
+    clip_norm: float = 1.0
+    hidden: tuple[int, ...] = ()
+    module: MakeModule | None = None
+    bounds: Any = None
+    plan: PlanFolder | str | Path | None = None
+    random_state: Any = None
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -219,6 +203,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         return attributes
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """A classifier, linear or a small network, of which every record keeps its own epsilon.
 
@@ -260,40 +245,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     (5, 2)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        strategy: str = "scale",
-        accountant: str = "pld",
-        epochs: float = 20,
-        batch_size: float = 256,
-        lr: float = 0.5,
-        clip_norm: float = 1.0,
-        hidden: tuple[int, ...] = (),
-        module: MakeModule | None = None,
-        bounds: Any = None,
-        plan: PlanFolder | str | Path | None = None,
-        classes: Any = None,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            strategy=strategy,
-            accountant=accountant,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            clip_norm=clip_norm,
-            hidden=hidden,
-            module=module,
-            bounds=bounds,
-            plan=plan,
-            random_state=random_state,
-        )
-        self.classes = classes
+    classes: Any = None
 
     def fit(self, X: Any, y: Any, *, epsilon: Any = None, **unknown: Any) -> Self:
         """Train on records X (records, features) with classes y (records,).
@@ -340,6 +292,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         return tags
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     """A regressor, linear or a small network, of which every record keeps its own epsilon.
 
@@ -357,40 +310,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     (5,)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        strategy: str = "scale",
-        accountant: str = "pld",
-        epochs: float = 20,
-        batch_size: float = 256,
-        lr: float = 0.1,
-        clip_norm: float = 1.0,
-        hidden: tuple[int, ...] = (),
-        module: MakeModule | None = None,
-        bounds: Any = None,
-        plan: PlanFolder | str | Path | None = None,
-        target_bounds: Any = None,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            strategy=strategy,
-            accountant=accountant,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            clip_norm=clip_norm,
-            hidden=hidden,
-            module=module,
-            bounds=bounds,
-            plan=plan,
-            random_state=random_state,
-        )
-        self.target_bounds = target_bounds
+    lr: float = 0.1
+    target_bounds: Any = None
 
     def fit(self, X: Any, y: Any, *, epsilon: Any = None, **unknown: Any) -> Self:
         """Train on records X (records, features) with targets y (records,).

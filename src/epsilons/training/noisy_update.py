@@ -18,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ..core.modules import names_of, tensors_of
 from ..draws.randomness import Randomness
-from ..errors import ModelError, docs_page
+from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
 from .distributed import as_integers, check_sum, hash_of
@@ -109,7 +109,7 @@ def written_outside(names: Sequence[str]) -> str:
         "optimizer, a write to .data, load_state_dict, a callback, or a hook of the optimizer. Such a change is not "
         "clipped and gets no noise. Leave parameters and buffers to private.step(). A projection that uses no data "
         "belongs in a parametrization (torch.nn.utils.parametrize), or in the step of an optimizer of your own: "
-        + docs_page("pitfalls", "a-projection-after-each-update")
+        "epsilons docs concepts"
     )
 
 

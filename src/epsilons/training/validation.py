@@ -17,7 +17,7 @@ from ..budgets.budgets import Budgets
 from ..clipping.engine import is_covered
 from ..core.mechanism import IntArray
 from ..draws.persons_rows import Persons
-from ..errors import DataError, EpsilonsWarning, InputError, ModelError, docs_page
+from ..errors import DataError, EpsilonsWarning, InputError, ModelError
 from ..independence.fixed_draws import ROOTS
 from ..planning import Plan
 from ..planning.plan_numbers import SHARES
@@ -194,7 +194,7 @@ def warn_if_rounding_is_not_covered(plan: Plan, largest: int, rows: int = 1) -> 
                 f"With draws of about {phase.expected_batch:,.0f} records in physical batches of {largest:,}, rounding "
                 "in 64 bits is not proven to keep sums within the clip norms: use a smaller "
                 f"batch_size (the range is widest with max_physical_batch={phase.expected_batch**0.5:.0f}). "
-                f"See {docs_page('limits', 'what-no-check-can-see')}",
+                "See: epsilons docs concepts",
                 EpsilonsWarning,
                 stacklevel=5,
             )
@@ -372,14 +372,14 @@ def refuse_tables(data: object) -> None:
 
 # -- A note on budgets that follow from the classes of the records, and so publish them
 
-_PAGE = docs_page("choosing-budgets", "one-budget-per-class")
+_PAGE = "See: epsilons docs choosing-budgets"
 ROSTER_NOTE = (
     "The budgets differ, and each class has one. The list of budgets is public, so it publishes the class of a record: "
-    f"the guarantee protects the input, not the class. Declare shares if classes are confidential. See {_PAGE}"
+    f"the guarantee protects the input, not the class. Declare shares if classes are confidential. {_PAGE}"
 )
 SHARES_NOTE = (
     "The budgets differ, and each class has one. The declared shares protect the class of a record only if the shares "
-    f"of the classes were declared, not counted in these data. See {_PAGE}"
+    f"of the classes were declared, not counted in these data. {_PAGE}"
 )
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..core.modules import named_modules, tensors_of
-from ..errors import ModelError, docs_page
+from ..errors import ModelError
 from ..independence.check import is_due
 from . import checkpoints
 from .checkpoints import Stateful
@@ -45,14 +45,14 @@ _BY_HAND = (
     "and the number of private batches, which must not decide. What is changed there must follow private.updates, and "
     "read it there."
 )
-_ADVICE = f"""Change it once after each update, in three lines:
+_ADVICE = """Change it once after each update, in three lines:
 
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=plan.steps)
     private.register_for_checkpointing(scheduler=scheduler)
     private.on_update(lambda _: scheduler.step())  # and no scheduler.step() in the loop
 
 In a loop of another library, private is loader.private (Opacus), trainer.private or strategy.private. See: \
-{docs_page("pitfalls", "schedules-that-follow-batches")}"""
+epsilons docs concepts"""
 
 
 class Settings:

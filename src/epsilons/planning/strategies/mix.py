@@ -7,19 +7,20 @@ clip norms average to the recipe's (docs/planning.md#mix). At 0 this is Scale, a
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
 import numpy as np
 
 from ...accounting import Accountant
-from ...accounting.calibration import noises_for
+from ...accounting.calibration import bisected, noises_for
 from ...budgets.budgets import Budgets
 from ...core.disclosure import has_small_cells
 from ...core.mechanism import FloatArray
 from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
 from ...tabular import decimal
-from ..plan_numbers import Phase, Recipe
+from ..plan_numbers import Recipe, unweighted
 from ..plans import Plan
 from ..risk_profile import excess, risk
 from .sample import sample, solve
@@ -51,34 +52,30 @@ def mix(
     if not max_excess >= 0:
         raise PlanError(f"mix takes a max_excess of at least 0, got {max_excess}.")
     floors = _floors(floor, budgets, recipe)
-    mixed = _mixed(budgets, recipe, accountant, weight, floors)
-    if math.isinf(max_excess) or _within(mixed, max_excess):
-        return mixed
-    low, high = 0.0, weight
-    mixed = _mixed(budgets, recipe, accountant, low, floors)
-    if (floors > recipe.batch_size / budgets.records).any() and not _within(mixed, max_excess):
+
+    @functools.cache
+    def mixed_at(weight: float) -> Plan:
+        return _mixed(budgets, recipe, accountant, weight, floors)
+
+    def is_within(weight: float) -> bool:
+        return bool((excess(risk(mixed_at(weight))) <= max_excess).all())
+
+    if math.isinf(max_excess) or is_within(weight):
+        return mixed_at(weight)
+    if (floors > recipe.batch_size / budgets.records).any() and not is_within(0.0):
         raise PlanError(
             f"The floors alone cost more than max_excess = {max_excess:g}: rates above batch_size / records leave "
             "scale, too. Lower the floors or raise the cap."
         )
-    for _ in range(8):
-        middle = (low + high) / 2
-        tried = _mixed(budgets, recipe, accountant, middle, floors)
-        if _within(tried, max_excess):
-            low, mixed = middle, tried
-        else:
-            high = middle
-    to = "" if has_small_cells(mixed.groups) else f" to {low:.3g}"
+    lowered, _ = bisected(is_within, 0.0, weight, times=8)
+    mixed = mixed_at(lowered)
+    to = "" if has_small_cells(mixed.groups) else f" to {lowered:.3g}"
     warnings.warn(
         f"max_excess = {max_excess:g} lowered mix's weight from {weight:g}{to} (0 is scale).",
         EpsilonsWarning,
         stacklevel=3,
     )
     return mixed
-
-
-def _within(plan: Plan, max_excess: float) -> bool:
-    return bool((excess(risk(plan)) <= max_excess).all())
 
 
 def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: float, floors: FloatArray) -> Plan:
@@ -96,14 +93,8 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
         )
     noises = noises_for(budgets.epsilons, rates, recipe.steps, budgets.claims, accountant)
     shared = 1 / float(budgets.shares @ (1 / noises))
-    phase = Phase(
-        steps=recipe.steps,
-        sample_rate=rates,
-        clip_norm=shared * recipe.clip_norm / noises,
-        weight=np.ones(len(noises)),
-        noise_std=shared * recipe.clip_norm,
-        expected_batch=float(budgets.counts @ rates),
-    )
+    noise_std = shared * recipe.clip_norm
+    phase = unweighted(recipe.steps, rates, noise_std / noises, noise_std, float(budgets.counts @ rates))
     return Plan.of(budgets, recipe, accountant, phase, strategy="mix")
 
 
@@ -137,10 +128,10 @@ def _averaging_to(mean_rate: float, rates: FloatArray, shares: FloatArray, floor
     def scaled(factor: float) -> FloatArray:
         return np.asarray(np.clip(factor * rates, floors, 1.0), dtype=np.float64)
 
-    low, high = 0.0, 1.0
-    while shares @ scaled(high) < mean_rate and (scaled(high) < 1).any():
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if shares @ scaled(middle) < mean_rate else (low, middle)
-    return scaled(high)
+    def is_too_low(factor: float) -> bool:
+        return bool(shares @ scaled(factor) < mean_rate)
+
+    highest = 1.0
+    while is_too_low(highest) and (scaled(highest) < 1).any():
+        highest *= 2
+    return scaled(bisected(is_too_low, 0.0, highest, times=60)[1])

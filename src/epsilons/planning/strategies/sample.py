@@ -24,7 +24,7 @@ from ...accounting.calibration import (
 from ...budgets.budgets import Budgets
 from ...core.mechanism import FloatArray
 from ...errors import InfeasibleBudgetError
-from ..plan_numbers import Phase, Recipe
+from ..plan_numbers import Recipe, unweighted
 from ..plans import Plan
 
 
@@ -37,14 +37,8 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
             'budgets of the others lead to. Use strategy="scale", where groups do not depend on each other, or '
             'accountant="pld".'
         )
-    phase = Phase(
-        steps=recipe.steps,
-        sample_rate=rates,
-        clip_norm=np.full(len(rates), recipe.clip_norm),
-        weight=np.ones(len(rates)),
-        noise_std=math.exp(log_noise) * recipe.clip_norm,
-        expected_batch=float(budgets.counts @ rates),
-    )
+    noise_std = math.exp(log_noise) * recipe.clip_norm
+    phase = unweighted(recipe.steps, rates, recipe.clip_norm, noise_std, float(budgets.counts @ rates))
     return Plan.of(budgets, recipe, accountant, phase, strategy="sample")
 
 

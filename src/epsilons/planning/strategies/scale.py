@@ -17,7 +17,7 @@ from ...accounting.calibration import noises_for
 from ...budgets.budgets import Budgets
 from ...core.mechanism import FloatArray, IntArray
 from ...errors import PlanError
-from ..plan_numbers import Phase, Recipe
+from ..plan_numbers import COLUMNS, Phase, Recipe, unweighted
 from ..plans import Plan
 
 
@@ -58,14 +58,8 @@ def _plan(
     budgets: Budgets, recipe: Recipe, accountant: Accountant, multipliers: FloatArray, shared: float, strategy: str
 ) -> Plan:
     rate = recipe.batch_size / budgets.records
-    phase = Phase(
-        steps=recipe.steps,
-        sample_rate=np.full(len(multipliers), rate),
-        clip_norm=shared * recipe.clip_norm / multipliers,
-        weight=np.ones(len(multipliers)),
-        noise_std=shared * recipe.clip_norm,
-        expected_batch=recipe.batch_size,
-    )
+    rates, noise_std = np.full(len(multipliers), rate), shared * recipe.clip_norm
+    phase = unweighted(recipe.steps, rates, noise_std / multipliers, noise_std, recipe.batch_size)
     return Plan.of(budgets, recipe, accountant, phase, strategy=strategy)
 
 
@@ -115,8 +109,7 @@ def _accounts(budgets: Budgets, starts: FloatArray) -> tuple[Budgets, IntArray]:
 
 def expand(phase: Phase, level: IntArray) -> Phase:
     """The phase with one row per original group."""
-    rows = {name: getattr(phase, name)[level] for name in ("sample_rate", "clip_norm", "weight")}
-    return dataclasses.replace(phase, **rows)
+    return dataclasses.replace(phase, **{name: getattr(phase, name)[level] for name in COLUMNS})
 
 
 def _lowest_of_bin(values: FloatArray, bins: int) -> FloatArray:
