@@ -10,7 +10,7 @@ import pytest
 
 import epsilons
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, cohorts
+from epsilons.registry import Registry, cohorts, databases
 from epsilons.registry.databases import PAGE, refuse_network
 from registries import (
     KEY,
@@ -166,7 +166,7 @@ def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(man
     many.withdraw([MANY[place] for place in GONE])
     order = np.random.default_rng(0).permutation(len(MANY))
     numbers = many.numbers(MANY)[order]
-    left = many._reading(lambda: cohorts.leavers(many._database, numbers))
+    left = many.leavers(numbers)
     assert sorted(order[left].tolist()) == GONE
     settle(many, "one", [10])
     assert np.flatnonzero(~many.account(MANY).can_take_part).tolist() == GONE
@@ -174,7 +174,7 @@ def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(man
 
 def test_more_different_people_than_one_statement_asks_for_keep_their_own_sums(many):
     """Each has a wish of their own, and so a cohort of their own."""
-    some = MANY[: 2 * cohorts.AT_ONCE + 1]
+    some = MANY[: 2 * databases.AT_ONCE + 1]
     wishes = np.linspace(1.0, 3.0, len(some))
     many.change(some, wishes)
     for name, row in (("one", 0), ("two", 1)):

@@ -288,10 +288,9 @@ def test_a_connection_that_was_lost_is_made_again(place, registry):
 
 
 def test_a_registry_is_made_whole_or_not_at_all(place, monkeypatch):
-    from epsilons.registry import registry as module
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.chain, "add", lambda *_, **__: 1 / 0)
+        patch.setattr(databases, "add", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Registry.create(*place)
     with Registry.create(*place) as made:

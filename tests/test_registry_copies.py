@@ -461,5 +461,5 @@ def test_a_migrated_registry_with_a_quarantine_is_copied_with_its_rules(place, t
         with pytest.raises(RegistryRefusedError, match="approval"):
             settle(restored, "reserved", [0])
         with pytest.raises(RegistryRefusedError, match="wish"):
-            restored._transaction(lambda: restored._database.run("update wish set epsilon = 9"))
+            restored._database.transaction(lambda: restored._database.run("update wish set epsilon = 9"))
         assert restored.verify().is_right

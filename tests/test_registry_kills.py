@@ -14,7 +14,7 @@ from epsilons.errors import RegistryError
 from epsilons.ledger import run_folder
 from epsilons.ledger.ledger import Ledger
 from epsilons.ledger.run_folder import RunFolder
-from epsilons.registry import Registry, pending
+from epsilons.registry import Registry, evidence
 from registries import VISITS, begin, reserve, table
 from test_registry_cli import IDS, URL
 
@@ -22,7 +22,7 @@ TRAIN = ["train", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o"
 
 #: where the worker is killed -> (object, its function, whether right before or right after)
 NOT_BEGUN = {
-    "before the note": (pending, "note", "before"),
+    "before the note": (evidence, "note", "before"),
     "after the note": (Registry, "reserve", "before"),
     "after the reservation": (Registry, "reserve", "after"),
     "after plan.json": (run_folder, "write_json", "before"),

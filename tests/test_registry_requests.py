@@ -234,4 +234,4 @@ def test_readers_wait_for_no_writer(place):
             raise GivenUp
 
         with pytest.raises(GivenUp):
-            registry._transaction(work)
+            registry._database.transaction(work)

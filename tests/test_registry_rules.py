@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, databases
 from epsilons.registry.databases import PAGE, packed
-from epsilons.registry.rosters import digest
-from epsilons.registry.runs import _digest
+from epsilons.registry.rosters import HeldRoster
 from houses import IDS, build
 from registries import FIRST_LINE, KEY, LAST_LINE, OTHER_KEY, THIRD_KEY, begin, reserve, settle, table
 
@@ -19,7 +19,7 @@ ALL = Roster(np.arange(40), np.zeros(40, dtype=int))
 PLAN = table([200.0])
 TEXT = json.dumps(PLAN.to_dict(), sort_keys=True)
 ROWS = packed(next(iter(ALL.pages()))[1])
-DIGEST = _digest(TEXT, digest(ALL), "train", "cardiology")
+DIGEST = hashlib.sha256(json.dumps([TEXT, HeldRoster.of(ALL).digest, "train", "cardiology"]).encode()).hexdigest()
 NEW = (
     "insert into run (id, state, kind, project, digest, plan) values (%s, 'reserved', 'train', 'cardiology', %s, %s)",
     "new",
