@@ -18,8 +18,7 @@ from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedErr
 from .options import AsJson, Quiet, console, option, parse_tiers
 
 Url = Annotated[
-    str,
-    typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False),
+    str, typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False)
 ]
 Pepper = Annotated[
     Path | None,
@@ -155,8 +154,7 @@ def change(
 
 
 @command(
-    "withdraw sqlite:///people.db --person -",
-    "withdraw sqlite:///people.db --file leaving.csv --column patient_id",
+    "withdraw sqlite:///people.db --person -", "withdraw sqlite:///people.db --file leaving.csv --column patient_id"
 )
 def withdraw(
     url: Url,
@@ -398,10 +396,7 @@ def _since(earlier: dict[str, Any] | None) -> str:
     return f"The registry continues the export of {printable(str(earlier.get('time')))}."
 
 
-@command(
-    "export sqlite:///people.db -o april.json",
-    "export sqlite:///people.db -o april.json --sign officer.pem",
-)
+@command("export sqlite:///people.db -o april.json", "export sqlite:///people.db -o april.json --sign officer.pem")
 def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],

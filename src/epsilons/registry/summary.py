@@ -93,7 +93,7 @@ def summary(database: Database, registry: str) -> Summary:
     """Everything that `epsilons registry show` prints; inside a transaction."""
     events, head = databases.head(database)
     ((people,),) = database.run("select count(*) from person")
-    counts = _Counts(database)
+    counts = _Totals(database)
     return Summary(
         registry=registry,
         events=events,
@@ -148,7 +148,7 @@ def _part(nats: FloatArray, capacity: FloatArray) -> FloatArray:
     return part
 
 
-class _Counts:
+class _Totals:
     """One pass over all pages.
 
     cohorts     cohort -> people
@@ -185,7 +185,7 @@ def _pages(database: Database, wishes: Wishes) -> Iterator[tuple[int, Any, IntAr
         yield page, cohorts, np.concatenate([empty, wishes.places(rows.wishes)])[which]
 
 
-def _wish_rows(database: Database, counts: _Counts) -> tuple[WishUse, ...]:
+def _wish_rows(database: Database, counts: _Totals) -> tuple[WishUse, ...]:
     if not counts.cohorts:
         return ()
     rows, wishes = known(database, counts.cohorts), counts.wishes
@@ -208,7 +208,7 @@ def _wish_rows(database: Database, counts: _Counts) -> tuple[WishUse, ...]:
     return tuple(shown)
 
 
-def _project_rows(database: Database, counts: _Counts) -> tuple[ProjectUse, ...]:
+def _project_rows(database: Database, counts: _Totals) -> tuple[ProjectUse, ...]:
     quotas = dict(database.run("select project, share from quota"))
     rows = []
     for project in sorted({*counts.used, *quotas}):
