@@ -160,18 +160,23 @@ def train(*more):
     return epsilons("train", "people.toml", "--registry", URL, "-q", *more)
 
 
-@pytest.fixture
-def interrupted(people, monkeypatch):
-    """runs/people-1, interrupted after three of 140 steps, with a block of 64 charged."""
+def train_until(update, *more):
+    """A run that is interrupted after this update."""
     fit = train_config.fit
 
     def stop(private):
-        if private.updates == 3:
+        if private.updates == update:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--share", "0.5", "--set", "training.steps=140").is_refused(130, "--registry URL", "--resume")
-    monkeypatch.setattr(train_config, "fit", fit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
+        train(*more).is_refused(130, "--registry URL", "--resume")
+
+
+@pytest.fixture
+def interrupted(people):
+    """runs/people-1, interrupted after three of 140 steps, with a block of 64 charged."""
+    train_until(3, "--share", "0.5", "--set", "training.steps=140")
 
 
 # -- people ------------------------------------------------------------------------------------------------------------
@@ -350,7 +355,9 @@ def test_runs_of_two_folders_share_lifetime_budgets(people):
 
 def test_a_run_states_its_registry_and_no_url(people):
     absolute = f"sqlite:///{Path('people.db').resolve()}"
-    epsilons("train", "people.toml", "--registry", absolute, "--share", "0.25", "--project", "x").succeeded("levels")
+    epsilons("train", "people.toml", "--registry", absolute, "--share", "0.25", "--project", "x").succeeded(
+        "levels", "verify URL", "export URL -o FILE"
+    )
     [run] = shown()["runs"]
     run_json = json.loads(Path("runs/people-1/run.json").read_text())
     assert run_json["registry"] == {"id": shown()["registry"], "run": run["run"]}
@@ -380,15 +387,8 @@ def test_an_interrupted_run_resumes_with_the_people_that_it_reserved(interrupted
     registry("verify").succeeded()
 
 
-def test_a_run_that_used_everything_up_can_still_resume(people, monkeypatch):
-    fit = train_config.fit
-
-    def stop(private):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--share", "1").is_refused(130)
-    monkeypatch.setattr(train_config, "fit", fit)
+def test_a_run_that_used_everything_up_can_still_resume(people):
+    train_until(1, "--share", "1")
     train("--resume").succeeded()
     assert shown()["runs"][0]["charged"] == 20
 
@@ -399,7 +399,8 @@ def test_an_abandoned_run_gives_back_whole_blocks_and_never_resumes(interrupted)
     with Registry(URL) as opened:
         reserved = opened.account(IDS).used_share
     assert (run / "secret/key").exists()
-    registry("settle", run, "--abandon").succeeded("64 of 140")
+    next_commands = ("epsilons registry verify URL", "export URL -o FILE")
+    registry("settle", run, "--abandon").succeeded("64 of 140", *next_commands)
     for _ in range(2):
         registry("settle", run).succeeded("64 of 140")
     assert not (run / "secret/key").exists()
@@ -445,11 +446,6 @@ def test_a_run_that_ends_on_a_failing_disk_is_one_line_and_resumes(people, faili
     assert shown()["runs"][0]["state"] == "settled"
 
 
-def test_after_settling_the_message_says_which_commands_come_next(interrupted):
-    registry("settle", "runs/people-1", "--abandon").succeeded("epsilons registry verify URL", "export URL -o FILE")
-    epsilons("train", "people.toml", "--registry", URL, "--share", "0.2").succeeded("verify URL", "export URL -o FILE")
-
-
 def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):
     shutil.copytree("runs/people-1", "copy")
     train("--resume", "-o", "copy").succeeded()
@@ -459,17 +455,10 @@ def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):
     assert run["charged"] == 140
 
 
-def test_a_copy_that_lost_its_right_settles_nothing(interrupted, monkeypatch):
+def test_a_copy_that_lost_its_right_settles_nothing(interrupted):
     """The copy goes on under a new key and is interrupted; the first folder cannot settle at fewer steps."""
     shutil.copytree("runs/people-1", "copy")
-    fit = train_config.fit
-
-    def stop(private):
-        if private.updates == 70:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--resume", "-o", "copy").is_refused(130)
+    train_until(70, "--resume", "-o", "copy")
     registry("settle", "runs/people-1", "--abandon").is_refused(3, "another key")
     assert shown()["runs"][0]["state"] == "running"
     registry("settle", "copy", "--abandon").succeeded("140 of 140")

@@ -1,4 +1,4 @@
-"""Backups, restoring, and repair: whole or nothing, on both databases, and never a copy that forgets charges."""
+"""Copies, exports, migration and repair: whole or nothing, on both databases, and never a copy that forgets charges."""
 
 from __future__ import annotations
 
@@ -265,10 +265,16 @@ def test_a_copy_with_another_history_is_not_restored(backup, target):
     assert not exists(target)
 
 
-ALTERED = ("update cohort set sums = ZEROED", "update event set body = replace(body, 'two', 'six')", "delete from part")
+ALTERED = {
+    "a sum": "update cohort set sums = ZEROED",
+    "an event": "update event set body = replace(body, 'two', 'six')",
+    "a run": "update run set project = 'x'",
+    "a part": "delete from part where run = 'two'",
+    "a statement": "delete from statement where event = (select max(event) from statement)",
+}
 
 
-@pytest.mark.parametrize("statement", ALTERED)
+@pytest.mark.parametrize("statement", ALTERED.values(), ids=ALTERED)
 def test_a_copy_that_was_altered_is_not_restored(backup, statement):
     assert outside(("sqlite:///copy.db", None), statement) > 0
     found = command("restore", "copy.db", "sqlite:///new.db", "--since", "none")

@@ -1,4 +1,4 @@
-"""Runs that are charged to a registry: fit, reservations, resumed and copied runs, statistics."""
+"""Runs that are charged to a registry: fit, reservations, resumed and copied runs, statistics; what is uncharged."""
 
 from __future__ import annotations
 

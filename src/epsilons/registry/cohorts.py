@@ -96,7 +96,7 @@ def known(database: Database, ids: Iterable[int]) -> Known:
 
 def of_people(database: Database, numbers: IntArray) -> tuple[Known, IntArray]:
     """The cohorts of the people with these numbers, and (people,) which of them each is in."""
-    cohorts, pages = np.empty(len(numbers), dtype=np.int64), numbers // PAGE
+    cohorts, pages = np.zeros(len(numbers), dtype=np.int64), numbers // PAGE
     for page in np.unique(pages):
         here = pages == page
         cohorts[here] = page_of(database, int(page))[numbers[here] % PAGE]

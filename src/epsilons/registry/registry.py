@@ -211,7 +211,7 @@ class Registry:
     def admit(self, role: str, one: Any) -> None:
         """Let a role of PostgreSQL state what this person wants (roles.sql). Raises RegistryRefusedError."""
         number = int(self.numbers([one])[0])
-        self._transaction(requests.admit, role, number)
+        self._transaction(lambda found: found.run("insert into subject values (%s, %s)", role, number))
 
     def carry_out(self, progress: Callable[[float], None] = lambda part: None) -> int:
         """Carry out what people stated as roles of PostgreSQL, in short transactions; the number of their requests.
