@@ -704,7 +704,7 @@ class Against:
 class Person:
     """Somebody on one branch of a tree. history: costs of the channels so far"""
 
-    against_new: Against
+    house: Against
     number: int
     history: list
 
