@@ -229,11 +229,11 @@ class Postgres:
                 if not isinstance(error, self._errors.Error):
                     raise
                 if not isinstance(error, (self._errors.SerializationFailure, self._errors.DeadlockDetected)):
-                    raise self._told(error) from None
+                    raise self._translated(error) from None
             time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
         raise RegistryError("The registry's database refused the same transaction again and again. Try again later.")
 
-    def _told(self, error: Any) -> RegistryError | RegistryRefusedError:
+    def _translated(self, error: Any) -> RegistryError | RegistryRefusedError:
         """What a user reads of this error of the database. Its own text may quote a row, so it is not repeated."""
         if isinstance(error, self._errors.InsufficientPrivilege):
             return RegistryRefusedError(NO_RIGHT)
