@@ -1,19 +1,24 @@
-"""Registries on both databases, and a slow twin that knows everybody by name."""
+"""Registries on both databases, with roles, and of earlier versions; a slow twin that knows everybody by name."""
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from epsilons.accounting import filter as filter_
 from epsilons.accounting import rdp
-from epsilons.registry import Roster, Table
+from epsilons.registry import Registry, Roster, Table
+from epsilons.registry.databases import BEGINNING, _hash, database
+from epsilons.registry.requests import roles_script
 from epsilons.registry.rosters import MOST, UNIT
+from servers import Server
 
 #: The last of the 16 sums becomes 0.
 ZEROED = {
@@ -148,3 +153,145 @@ class Twin:
 
 def conversion(order, delta):
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+# -- registries as earlier versions made them: tables of schema 1, old events ------------------------------------------
+
+
+FORTY = [f"p{i}" for i in range(40)]
+#: Removes what schema 3 added, by the names in the catalogue.
+RULES = {
+    "sqlite": "select 'drop ' || type || ' ' || name from sqlite_master where type in ('trigger', 'view') "
+    "or name = 'event_run'",
+    "postgresql": "select 'drop function ' || oid::regprocedure || ' cascade' from pg_proc "
+    "where pronamespace = current_schema()::regnamespace union all select 'drop view latest' "
+    "union all select 'drop index event_run' union all "
+    "select format('alter table %I drop constraint %I', conrelid::regclass::text, conname) from pg_constraint "
+    "where connamespace = current_schema()::regnamespace and conname like '%\\_size'",
+}
+
+
+def write_history(registry: Registry) -> None:
+    """Forty people, a quota, and a run in each state: reserved, running, settled, given back before it began."""
+    registry.enrol(FORTY, [1.0, 3.0] * 20)
+    registry.set_quota("", 0.9)
+    for name in ("reserved", "running", "settled", "cancelled"):
+        reserve(registry, name, FORTY, np.arange(40) % 2, table([50.0, 40.0]))
+    begin(registry, "running")
+    settle(registry, "settled", [10])
+    registry.cancel("cancelled")
+    registry.withdraw(["p3"])
+    registry.release("mean", 1.0, ids=FORTY[:2], sensitivity=1.0, noise_multiplier=90.0)
+
+
+def old(event: dict) -> dict:
+    """An event in the form that schema 1 had."""
+    if event["kind"] == "create":
+        return event | {"schema": "1"}
+    if event["kind"] == "begin":
+        return {name: event[name] for name in ("kind", "time", "run", "key")}
+    if event["kind"] == "settle":
+        return {name: event[name] for name in ("kind", "time", "run", "charged", "ledger")}
+    if event["kind"] == "cancel":
+        return event | {"kind": "settle", "charged": [0], "ledger": ""}
+    return event
+
+
+def build_old(place, more=()) -> None:
+    """Make a registry of schema 1 there.
+
+    more  events that somebody added behind its back
+    """
+    with Registry.create(*place) as registry:
+        write_history(registry)
+    downgrade(place[0], more)
+
+
+def downgrade(url: str, more=()) -> None:
+    base = database(url)
+
+    def work():
+        for (statement,) in base.run(RULES[url.partition(":")[0]]):
+            base.run(statement)
+        last, events = (
+            BEGINNING,
+            [old(json.loads(body)) for (body,) in base.run("select body from event order by number")],
+        )
+        base.run("delete from event")
+        for number, event in enumerate([*events, *more], 1):
+            body = json.dumps(event, sort_keys=True)
+            base.run("insert into event values (%s, %s, %s, %s)", number, last, _hash(last, body), body)
+            last = _hash(last, body)
+        base.run("update head set number = %s, hash = %s", len(events) + len(more), last)
+        base.run("update fact set value = '1' where name = 'schema'")
+        base.run("update run set state = 'settled' where state = 'cancelled'")
+        base.run("alter table run drop column begun")
+
+    base.transaction(work)
+    base.close()
+
+
+REPLAYED = {
+    "kind": "settle", "time": "2026-01-01T00:00:00+00:00", "run": "settled", "charged": [10], "ledger": LAST_LINE,
+}  # fmt: skip
+GHOST = {"kind": "begin", "time": "2026-01-01T00:00:00+00:00", "run": "ghost", "key": OTHER_KEY}
+
+
+# -- a registry in PostgreSQL with roles, and logins for each of them --------------------------------------------------
+
+
+LOGINS = {
+    "anna": "epsilons_runner",
+    "bob": "epsilons_runner",
+    "otto": "epsilons_officer",
+    "rita": "epsilons_regulator",
+    "sue": "epsilons_subject",
+    "sam": "epsilons_subject",
+    "nick": None,
+}
+
+
+@dataclass
+class House:
+    """A registry with roles. server, schema; pepper: its file"""
+
+    server: Server
+    schema: str
+    pepper: Path
+
+    def sql(self, login, *statement):
+        import psycopg
+
+        url = self.server.url(self.schema, user=login)
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(*statement)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
+
+    def registry(self, login, pepper=True):
+        return Registry(self.server.url(self.schema, user=login), self.pepper if pepper else None)
+
+    def refuses(self, login, *statement):
+        import psycopg
+
+        with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation)):
+            self.sql(login, *statement)
+
+
+def build_house(postgres, pepper):
+    """A house with 40 people, two projects, and a run of one of them."""
+    url = postgres.place()
+    made = House(postgres, url.rpartition("%3D")[2], pepper)
+    with Registry.create(url, made.pepper) as registry:
+        registry.enrol(FORTY, [1.0, 3.0] * 20)
+        for _ in range(2):
+            made.sql("owner", roles_script())
+        for login, group in LOGINS.items():
+            if not made.sql("owner", f"select from pg_roles where rolname = '{login}'"):
+                made.sql("owner", f"create role {login} login password '{postgres.password}'")
+            made.sql("owner", f"grant {group} to {login}" if group else "select")
+        made.sql("owner", "insert into member values ('anna', 'cardiology'), ('bob', 'oncology')")
+        registry.set_quota("oncology", 0.5)
+        reserve(registry, "theirs", FORTY, np.zeros(40, dtype=int), table([200.0]), project="oncology")
+        registry.admit("sue", "p3")
+        registry.admit("sam", "p4")
+    return made

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sqlite3
 import stat
+import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import epsilons
+from adversaries import DELTA, EPSILON, conversion, costs, divergence, exact_delta, random_tree, sharpest
+from epsilons.accounting import filter as filter_
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, cohorts
+from epsilons.registry import Registry, Roster, Table, cohorts, databases
+from epsilons.registry.cohorts import move
 from epsilons.registry.databases import PAGE, refuse_network
+from epsilons.registry.rosters import MOST, MOST_ROWS, UNIT
 from registries import (
     KEY,
     LAST_LINE,
@@ -38,17 +46,6 @@ def registry(place):
 
 
 # -- charges -----------------------------------------------------------------------------------------------------
-
-
-def test_a_reservation_charges_everybody_in_full(registry):
-    reserve(registry, "one", IDS[:10], np.arange(10) % 2, table([20.0, 10.0]))
-    spent = registry.account(IDS).spent
-    by_hand = [
-        100 * epsilons.accounting.rdp.divergence(0.02, noise, epsilons.accounting.filter.ORDERS)
-        for noise in (20.0, 10.0)
-    ]
-    assert spent[:10] == pytest.approx(np.array(by_hand * 5), abs=2e-12)
-    assert (spent[10:] == 0).all()
 
 
 def test_what_was_not_made_is_given_back_exactly(registry):
@@ -166,7 +163,7 @@ def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(man
     many.withdraw([MANY[place] for place in GONE])
     order = np.random.default_rng(0).permutation(len(MANY))
     numbers = many.numbers(MANY)[order]
-    left = many._reading(lambda: cohorts.leavers(many._database, numbers))
+    left = many.leavers(numbers)
     assert sorted(order[left].tolist()) == GONE
     settle(many, "one", [10])
     assert np.flatnonzero(~many.account(MANY).can_take_part).tolist() == GONE
@@ -174,7 +171,7 @@ def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(man
 
 def test_more_different_people_than_one_statement_asks_for_keep_their_own_sums(many):
     """Each has a wish of their own, and so a cohort of their own."""
-    some = MANY[: 2 * cohorts.AT_ONCE + 1]
+    some = MANY[: 2 * databases.AT_ONCE + 1]
     wishes = np.linspace(1.0, 3.0, len(some))
     many.change(some, wishes)
     for name, row in (("one", 0), ("two", 1)):
@@ -221,16 +218,6 @@ def test_budgets_that_no_account_can_keep_are_refused(registry, epsilon):
     with pytest.raises(RegistryError):
         registry.enrol(["new"], epsilon)
     assert registry.verify().people == 40
-
-
-def test_a_quota_bounds_what_one_project_uses_of_anybody(registry):
-    registry.set_quota("cardiology", 0.5)
-    reserve(registry, "one", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
-    used = registry.account(IDS).used_share.max()
-    assert 0.25 < used < 0.5
-    with pytest.raises(RegistryRefusedError, match="quota"):
-        reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
-    reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="oncology")
 
 
 # -- a slow twin -------------------------------------------------------------------------------------------------
@@ -397,3 +384,398 @@ def test_a_network_drive_is_refused(tmp_path, kind, refused):
             refuse_network(tmp_path / "deep", mounts)
     else:
         refuse_network(tmp_path / "deep", mounts)
+
+
+# -- bad inputs and bad moments: nobody pays too little, and nothing is half done ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "noises", "steps"),
+    [
+        ([[0.1]], [[np.nan]], (10,)),
+        ([[0.1]], [[-np.inf]], (10,)),
+        ([[0.1]], [[-1.0]], (10,)),
+        ([[0.1]], [[0.0]], (10,)),
+        ([[np.nan]], [[1.0]], (10,)),
+        ([[-0.1]], [[1.0]], (10,)),
+        ([[1.1]], [[1.0]], (10,)),
+        ([[0.1]], [[1.0]], (-10,)),
+        ([[0.1]], [[1.0]], (1.5,)),
+        ([[0.1]], [[1.0]], (np.nan,)),
+        ([[0.1]], [[1.0]], ()),
+        ([[0.1, 0.1]], [[1.0]], (10,)),
+        ([0.1], [1.0], (10,)),
+        (np.zeros((1, 0)), np.zeros((1, 0)), (10,)),
+        (np.zeros((0, 1)), np.zeros((0, 1)), ()),
+        (np.full((1, MOST_ROWS + 1), 0.1), np.full((1, MOST_ROWS + 1), 9.0), (1,)),
+    ],
+)
+def test_a_table_that_costs_nothing_by_mistake_is_refused(rates, noises, steps):
+    with pytest.raises(RegistryError):
+        Table(np.array(rates), np.array(noises), steps)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rows"),
+    [
+        ([0, 1], [0, -1]),
+        ([0, 1], [0, -2]),
+        ([-1, 1], [0, 0]),
+        ([0, 0], [0, 0]),
+        ([0, 1], [0]),
+        ([0, 1], [0, MOST_ROWS]),
+        ([0, 1], [0, 2**16]),
+        ([0.5, 1.0], [0, 0]),
+        ([0, 1], [0.2, 0.9]),
+        ([], []),
+    ],
+)
+def test_a_roster_that_leaves_somebody_out_by_mistake_is_refused(numbers, rows):
+    with pytest.raises(RegistryError):
+        Roster(np.array(numbers), np.array(rows))
+
+
+class Given:
+    """A roster of these pages; other ones each time they are asked for, if there are several."""
+
+    def __init__(self, *pages):
+        self._pages, self._asked = pages, -1
+
+    def pages(self):
+        self._asked += 1
+        yield from self._pages[min(self._asked, len(self._pages) - 1)]
+
+
+def page(rows, size=PAGE, dtype=np.int16):
+    made = np.full(size, -1, dtype=dtype)
+    made[: len(rows)] = rows
+    return made
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [],
+        [(0, page([-2, 0]))],
+        [(0, page([0, 1]))],
+        [(0, page([0], size=PAGE - 1))],
+        [(0, page([0], dtype=np.int64))],
+        [(0, page([0])), (0, page([0]))],
+        [(1, page([])), (0, page([0]))],
+        [(-1, page([0]))],
+        [(0, page([]))],
+        [(0, page([0] * 41))],
+        [(5, page([0]))],
+    ],
+)
+@only_sqlite
+def test_pages_of_another_form_or_of_strangers_are_refused_whole(registry, pages):
+    with pytest.raises(RegistryError):
+        registry.reserve_table("one", table([20.0]), Given(pages))
+    assert (registry.account(IDS).spent == 0).all()
+    assert registry.verify().is_right
+
+
+def test_who_is_stored_is_who_is_charged_whatever_a_roster_gives_next_time(registry):
+    registry.reserve_table("one", table([20.0]), Given([(0, page([0] * 30))], [(0, page([0]))]))
+    assert (registry.account(IDS).spent[:, 5] > 0).sum() == 30
+    assert registry.verify().is_right
+
+
+def test_empty_pages_and_page_borders_change_nothing(place):
+    with Registry.create(*place) as registry:
+        for count in (PAGE - 1, 1, 1, 2):
+            first = registry.verify().people
+            registry.enrol(range(first, first + count), 1.0)
+        people = PAGE + 3
+        border = [PAGE - 2, PAGE - 1, PAGE, PAGE + 1]
+        reserve(registry, "border", border, [0, 1, 0, 1], table([20.0, 10.0]))
+        spent = registry.account(range(people)).spent[:, 5]
+        assert np.flatnonzero(spent).tolist() == border
+        assert spent[PAGE - 2] == spent[PAGE] < spent[PAGE - 1] == spent[PAGE + 1]
+        empty, row = page([]), page([0])
+        registry.reserve_table("x", table([20.0]), Given([(0, empty), (1, row), (2, empty)]))
+        registry.reserve_table("x", table([20.0]), Given([(1, row)]))  # the same people: nothing is charged
+        registry.cancel("x")
+        assert (registry.account(range(people)).spent[:, 5] == spent).all()
+        assert registry.verify().is_right
+
+
+@only_sqlite
+def test_all_32768_rows_of_a_table_can_be_used(registry):
+    noises = np.linspace(20.0, 90.0, MOST_ROWS)
+    rows = np.linspace(0, MOST_ROWS - 1, 40).astype(int)
+    registry.reserve_table("wide", table(noises.tolist()), Roster(registry.numbers(IDS), rows))
+    spent = registry.account(IDS).spent[:, 5]
+    assert (np.diff(spent) < 0).all()
+    assert registry.verify().is_right
+
+
+def test_sums_that_would_overflow_are_refused(registry, monkeypatch):
+    # Almost nothing at order 2, and beyond every cap at order 96.
+    registry.enrol(["rich"], 900.0)
+    costs = np.full((1, 16), MOST)
+    costs[0, 0] = 1
+    monkeypatch.setattr(Table, "costs", lambda self, steps=None: 1000 * costs)
+    for run in range(8):
+        reserve(registry, f"{run}", ["rich"], [0], table([20.0]))
+    with pytest.raises(RegistryRefusedError):
+        reserve(registry, "9", ["rich"], [0], table([20.0]))
+    assert (registry.account(["rich"]).spent[0, 1:] == 8000 * MOST / UNIT).all()
+    assert registry.verify().wrong == 1, "the verifier computes the costs itself"
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "a\nb", "a\0b", "\x1b[31m", "\u202eabc", "\ud800", 7])
+def test_names_that_do_not_print_are_refused(registry, name):
+    for call in (
+        lambda: reserve(registry, name, IDS[:2], [0, 0], table([20.0])),
+        lambda: reserve(registry, "one", IDS[:2], [0, 0], table([20.0]), project=name),
+        lambda: registry.release(name, 1.0, ids=IDS, sensitivity=1.0, noise_multiplier=50.0),
+        lambda: registry.set_quota(name, 0.5),
+    ):
+        with pytest.raises(RegistryError, match="printable"):
+            call()
+    assert (registry.account(IDS).spent == 0).all()
+
+
+@pytest.mark.parametrize("name", ["'; drop table run; --", '"%s" %(x)s {} \\', "ключ 鍵 é", "run%20one", " ", "?1"])
+def test_every_other_name_is_only_a_name(registry, name):
+    registry.set_quota(name, 0.9)
+    for _ in range(2):
+        reserve(registry, name, IDS, np.zeros(40, dtype=int), table([20.0]), project=name)
+    settle(registry, name, [3])
+    assert registry.verify().runs == 1
+    assert registry.verify().is_right
+
+
+def test_nobody_is_changed_twice_by_one_list(registry):
+    for call in (
+        lambda: registry.change(["p1", " p1"], [2.0, 9.0]),
+        lambda: registry.withdraw(["p1", "p1"]),
+        lambda: registry.enrol(["new", "new "], 1.0),
+        lambda: registry.release("mean", 1.0, ids=["p1", "p1"], sensitivity=1.0, noise_multiplier=50.0),
+    ):
+        with pytest.raises(RegistryError, match="twice"):
+            call()
+    assert registry.verify().events == registry.head[0]
+    assert registry.verify().people == 40
+
+
+def test_steps_that_are_no_whole_numbers_give_nothing_back(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    begin(registry, "one")
+    before = registry.account(IDS).spent
+    for charged in ([1.5], [-1], ["3"], [np.nan], [], [1, 1], [None]):
+        with pytest.raises((RegistryError, TypeError)):
+            registry.settle("one", charged, LAST_LINE, KEY)
+    assert (registry.account(IDS).spent == before).all()
+
+
+def test_more_different_budgets_than_can_be_stored_are_refused(registry):
+    people = MOST_ROWS + 10
+    with pytest.raises(RegistryError, match="Round them"):
+        registry.enrol(range(people), np.linspace(1.0, 2.0, people))
+    assert registry.verify().people == 40
+
+
+def test_two_registries_can_share_a_pepper_and_are_two(place, tmp_path, registry):
+    with Registry.create(f"sqlite:///{tmp_path}/second.db", place[1]) as second:
+        assert second.id != registry.id
+        second.enrol(IDS[:3], 1.0)
+        reserve(second, "one", IDS[:3], [0, 0, 0], table([20.0]))
+    assert (registry.account(IDS).spent == 0).all()
+
+
+# -- bad moments -------------------------------------------------------------------------------------------------
+
+
+@only_sqlite
+def test_a_full_disk_loses_nothing(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    before = registry.account(IDS).spent
+    ((pages,),) = registry._database.run("pragma page_count")
+    registry._database.run(f"pragma max_page_count = {pages}")
+    rng = np.random.default_rng(0)
+    with pytest.raises(RegistryError, match="full"):
+        registry.enrol(range(5000), 1.0)
+    assert (registry.account(IDS).spent == before).all()
+    registry._database.run(f"pragma max_page_count = {pages + 100_000}")
+    registry.enrol(range(100), rng.choice([1.0, 2.0], 100))
+    assert registry.verify().is_right
+
+
+@only_sqlite
+def test_a_file_that_cannot_be_written_is_said(registry):
+    registry._database.run("pragma query_only = 1")
+    with pytest.raises(RegistryError, match="readonly"):
+        reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    assert registry.verify().is_right
+
+
+def test_a_lock_that_is_never_released_ends_with_an_error(place, registry, monkeypatch):
+    monkeypatch.setattr(databases, "PATIENCE", 0.3)
+    monkeypatch.setattr(databases, "SETTINGS", ("set lock_timeout = '300ms'",))
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with Registry(*place) as other:
+            other._database.transaction(lambda: (held.set(), done.wait(20)))
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(20)
+    with Registry(*place) as waiting:
+        with pytest.raises(RegistryError, match="failed"):
+            waiting.withdraw(["p1"])
+        assert not waiting.account(IDS).withdrawn.any(), "readers do not wait"
+        assert waiting.verify().is_right
+    done.set()
+    holder.join()
+    registry.withdraw(["p1"])
+    assert registry.verify().is_right
+
+
+def test_a_connection_that_was_lost_is_made_again(place, registry):
+    if place[0].startswith("sqlite"):
+        pytest.skip("a file has no connection to lose")
+    import psycopg
+
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    begin(registry, "one")
+    ((process,),) = registry._database.run("select pg_backend_pid()")
+    with psycopg.connect(place[0], autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s)", (process,))
+    with contextlib.suppress(RegistryError):
+        registry.settle("one", [10], LAST_LINE, KEY)
+    registry.settle("one", [10], LAST_LINE, KEY)
+    assert registry.verify().is_right
+
+
+def test_a_registry_is_made_whole_or_not_at_all(place, monkeypatch):
+
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "add", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Registry.create(*place)
+    with Registry.create(*place) as made:
+        assert made.verify().is_right
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    file = tmp_path / "people.db"
+    file.write_bytes(b"not a database" * 1000)
+    file.chmod(0o600)
+    with pytest.raises(RegistryError):
+        Registry(f"sqlite:///{file}")
+
+
+@only_sqlite
+def test_a_cohort_that_is_missing_stops_a_charge(tmp_path, registry):
+    reserve(registry, "one", IDS[:30], np.zeros(30, dtype=int), using(0.4))
+    with sqlite3.connect(tmp_path / "people.db") as outside:
+        outside.execute("delete from cohort where id = 1")
+    with pytest.raises(RegistryError, match="altered"):
+        reserve(registry, "two", IDS, np.zeros(40, dtype=int), table([20.0]))
+
+
+# -- adversaries against whole-number caps, rounded costs and refusals -----------------------------------------------
+
+
+#: One lifetime budget: every branch of every tree is a person of their own.
+PEOPLE = 3000
+
+
+class Against:
+    """A registry whose people all have the same lifetime budget, and the next of them to whom nothing happened."""
+
+    def __init__(self, registry, epsilon):
+        registry.enrol(range(PEOPLE), epsilon, DELTA)
+        self.registry, self._next = registry, 0
+
+    def person(self, history=()):
+        self._next += 1
+        person = Person(self, self._next - 1, [])
+        for channel_costs in history:
+            person.pay(channel_costs)
+        return person
+
+
+@dataclass
+class Person:
+    """Somebody on one branch of a tree. history: costs of the channels so far"""
+
+    house: Against
+    number: int
+    history: list
+
+    @property
+    def left(self):
+        accounts = self.house.registry.account([self.number])
+        return accounts.epsilon[0] - accounts.starts[0]
+
+    def pay(self, channel_costs):
+        """Reserve one mechanism of these Rényi divergences. Raises RegistryRefusedError."""
+        change = np.ceil(np.minimum(channel_costs * UNIT, MOST)).astype(np.int64)[None]
+        database, roster = self.house.registry._database, Roster(np.array([self.number]), np.array([0]))
+        database.transaction(lambda: move(database, roster, change, is_charge=True))
+        self.history.append(channel_costs)
+
+    def charge(self, channel_costs):
+        other = self.house.person(self.history)
+        for one in (self, other):
+            one.pay(channel_costs)
+        return self, other
+
+
+def against_new(folder, epsilon):
+    return Against(Registry.create(f"sqlite:///{folder}/people.db"), epsilon)
+
+
+#: 10 trees per seed: 200 in all.
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_random_adversaries_stay_below_delta(tmp_path, seed):
+    rng, epsilon = np.random.default_rng(seed), [EPSILON, 1.0, 8.0][seed % 3]
+    against = against_new(tmp_path, epsilon)
+    reached = []
+    for _ in range(10):
+        leaves = random_tree(rng, against.person(), int(rng.integers(1, 5)), epsilon, caution=1e-9)
+        assert sum(x for x, _ in leaves) == pytest.approx(1)
+        reached.append(exact_delta(leaves, epsilon))
+    assert 0.001 * DELTA < max(reached) <= DELTA
+
+
+def two_stages(against, caps, orders, first=(0.1, 0.1 / 1.2)):
+    """The leaves of the adversary of docs/registry.md, who asks for what these caps allow; None where it is refused."""
+    leaves = []
+    for order, (p, q) in zip(orders, [first, (1 - first[0], 1 - first[1])], strict=True):
+        person = against.person([costs(*first)])
+        x, y = sharpest(order, caps[order] - divergence(order, *first), EPSILON - math.log(p / q), points=400)
+        person.pay(costs(x, y))
+        leaves += [(p * x, q * y), (p * (1 - x), q * (1 - y))]
+    return leaves
+
+
+def test_the_adversary_that_exceeds_delta_under_plain_rdp_is_refused(tmp_path):
+    caps = {order: EPSILON - conversion(order, DELTA) for order in (4, 32)}
+    with pytest.raises(RegistryRefusedError):
+        two_stages(against_new(tmp_path, EPSILON), caps, (32, 4))
+
+
+def test_the_same_adversary_stays_below_delta_with_what_the_registry_allows(tmp_path):
+    against = against_new(tmp_path, EPSILON)
+    caps = dict(zip(filter_.ORDERS, against.person().left - 1e-9, strict=True))
+    usable = [order for order in (4, 5, 6, 8, 32) if caps[order] > 0.2]
+    reached = [exact_delta(two_stages(against, caps, (a, b))) for a in usable for b in usable]
+    assert 0.2 * DELTA < max(reached) <= DELTA
+
+
+@pytest.mark.parametrize("order", [6, 8, 32])
+def test_a_pico_nat_too_much_is_refused(tmp_path, order):
+    against = against_new(tmp_path, EPSILON)
+    place = list(filter_.ORDERS).index(order)
+    cost = np.full(16, 1e6)
+    cost[place] = against.person().left[place] - 2.5 / UNIT
+    against.person([cost])
+    cost[place] += 3 / UNIT
+    with pytest.raises(RegistryRefusedError):
+        against.person([cost])

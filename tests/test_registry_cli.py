@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +18,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import old_registries
 import program
-from epsilons.cli import registry_people, train_config
-from epsilons.errors import EpsilonsWarning
+from epsilons.cli import registry_command, registry_people, train_config
+from epsilons.errors import EpsilonsError, EpsilonsWarning, RegistryError
+from epsilons.ledger import run_folder
 from epsilons.ledger.account import NO_LINE, line_hash
 from epsilons.ledger.ledger import Ledger
+from epsilons.ledger.run_folder import RunFolder
 from epsilons.planning import Plan
-from epsilons.registry import Registry, Reservation
+from epsilons.registry import Registry, Reservation, Roster, Table, evidence
 from program import files
-from registries import VISITS, begin, outside, reserve, table
+from registries import VISITS, begin, downgrade, outside, reserve, table
 
 URL = "sqlite:///people.db"
 PASSWORD = "xyzzy"
+ONE_PERSON = [URL, "--person", "zz001"]
 IDS = [f"zz{i:03d}" for i in range(60)]
 
 
@@ -156,18 +160,23 @@ def train(*more):
     return epsilons("train", "people.toml", "--registry", URL, "-q", *more)
 
 
-@pytest.fixture
-def interrupted(people, monkeypatch):
-    """runs/people-1, interrupted after three of 140 steps, with a block of 64 charged."""
+def train_until(update, *more):
+    """A run that is interrupted after this update."""
     fit = train_config.fit
 
     def stop(private):
-        if private.updates == 3:
+        if private.updates == update:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--share", "0.5", "--set", "training.steps=140").is_refused(130, "--registry URL", "--resume")
-    monkeypatch.setattr(train_config, "fit", fit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
+        train(*more).is_refused(130, "--registry URL", "--resume")
+
+
+@pytest.fixture
+def interrupted(people):
+    """runs/people-1, interrupted after three of 140 steps, with a block of 64 charged."""
+    train_until(3, "--share", "0.5", "--set", "training.steps=140")
 
 
 # -- people ------------------------------------------------------------------------------------------------------------
@@ -323,29 +332,6 @@ def test_a_restored_copy_and_a_rewritten_chain_are_found(people):
     epsilons("registry", "verify", "sqlite:///other.db", "--since", "june.json").is_refused(3, "another registry")
 
 
-def test_a_signed_export_cannot_be_changed(people):
-    pytest.importorskip("cryptography")
-    from cryptography.hazmat.primitives import serialization as ser
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    for name in ("officer", "other"):
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, ser.NoEncryption())
-        public = key.public_key().public_bytes(ser.Encoding.PEM, ser.PublicFormat.SubjectPublicKeyInfo)
-        Path(f"{name}.pem").write_bytes(private)
-        Path(f"{name}-public.pem").write_bytes(public)
-    registry("export", "-o", "a.json", "--sign", "officer.pem").succeeded()
-    registry("verify", "--since", "a.json", "--signer", "officer-public.pem").succeeded()
-    registry("verify", "--since", "a.json", "--signer", "other-public.pem").is_refused(3, "another key")
-    values = json.loads(Path("a.json").read_text())
-    Path("b.json").write_text(json.dumps(values | {"people": "61"}))
-    registry("verify", "--since", "b.json").is_refused(3, "changed after it was signed")
-    del values["signature"]
-    Path("c.json").write_text(json.dumps(values))
-    registry("verify", "--since", "c.json", "--signer", "officer-public.pem").is_refused(3, "not signed")
-    registry("export", "-o", "d.json", "--sign", "officer-public.pem").is_refused(2, "private Ed25519 key")
-
-
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +355,9 @@ def test_runs_of_two_folders_share_lifetime_budgets(people):
 
 def test_a_run_states_its_registry_and_no_url(people):
     absolute = f"sqlite:///{Path('people.db').resolve()}"
-    epsilons("train", "people.toml", "--registry", absolute, "--share", "0.25", "--project", "x").succeeded("levels")
+    epsilons("train", "people.toml", "--registry", absolute, "--share", "0.25", "--project", "x").succeeded(
+        "levels", "verify URL", "export URL -o FILE"
+    )
     [run] = shown()["runs"]
     run_json = json.loads(Path("runs/people-1/run.json").read_text())
     assert run_json["registry"] == {"id": shown()["registry"], "run": run["run"]}
@@ -399,15 +387,8 @@ def test_an_interrupted_run_resumes_with_the_people_that_it_reserved(interrupted
     registry("verify").succeeded()
 
 
-def test_a_run_that_used_everything_up_can_still_resume(people, monkeypatch):
-    fit = train_config.fit
-
-    def stop(private):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--share", "1").is_refused(130)
-    monkeypatch.setattr(train_config, "fit", fit)
+def test_a_run_that_used_everything_up_can_still_resume(people):
+    train_until(1, "--share", "1")
     train("--resume").succeeded()
     assert shown()["runs"][0]["charged"] == 20
 
@@ -418,7 +399,8 @@ def test_an_abandoned_run_gives_back_whole_blocks_and_never_resumes(interrupted)
     with Registry(URL) as opened:
         reserved = opened.account(IDS).used_share
     assert (run / "secret/key").exists()
-    registry("settle", run, "--abandon").succeeded("64 of 140")
+    next_commands = ("epsilons registry verify URL", "export URL -o FILE")
+    registry("settle", run, "--abandon").succeeded("64 of 140", *next_commands)
     for _ in range(2):
         registry("settle", run).succeeded("64 of 140")
     assert not (run / "secret/key").exists()
@@ -464,11 +446,6 @@ def test_a_run_that_ends_on_a_failing_disk_is_one_line_and_resumes(people, faili
     assert shown()["runs"][0]["state"] == "settled"
 
 
-def test_after_settling_the_message_says_which_commands_come_next(interrupted):
-    registry("settle", "runs/people-1", "--abandon").succeeded("epsilons registry verify URL", "export URL -o FILE")
-    epsilons("train", "people.toml", "--registry", URL, "--share", "0.2").succeeded("verify URL", "export URL -o FILE")
-
-
 def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):
     shutil.copytree("runs/people-1", "copy")
     train("--resume", "-o", "copy").succeeded()
@@ -478,17 +455,10 @@ def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):
     assert run["charged"] == 140
 
 
-def test_a_copy_that_lost_its_right_settles_nothing(interrupted, monkeypatch):
+def test_a_copy_that_lost_its_right_settles_nothing(interrupted):
     """The copy goes on under a new key and is interrupted; the first folder cannot settle at fewer steps."""
     shutil.copytree("runs/people-1", "copy")
-    fit = train_config.fit
-
-    def stop(private):
-        if private.updates == 70:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
-    train("--resume", "-o", "copy").is_refused(130)
+    train_until(70, "--resume", "-o", "copy")
     registry("settle", "runs/people-1", "--abandon").is_refused(3, "another key")
     assert shown()["runs"][0]["state"] == "running"
     registry("settle", "copy", "--abandon").succeeded("140 of 140")
@@ -561,7 +531,7 @@ def test_migration_and_quarantine_say_what_comes_next(people):
     registry("migrate").succeeded("verify URL")
     registry("quarantine", "--event", "3", "--reason", "why").is_refused(3, "Name every event that is wrong")
     registry("quarantine", "--event", "300", "--reason", "why").is_refused(3, "Name every event that is wrong")
-    old_registries.downgrade(URL, [{"kind": "begin", "time": "2026-01-01T00:00:00+00:00", "run": "x", "key": "y"}])
+    downgrade(URL, [{"kind": "begin", "time": "2026-01-01T00:00:00+00:00", "run": "x", "key": "y"}])
     registry("show").is_refused(2, "epsilons registry migrate URL")
     registry("verify").is_refused(2, "epsilons registry migrate URL")
     registry("migrate").succeeded("verify URL")
@@ -728,8 +698,8 @@ BAD = {
     "neither": (["registry", "withdraw", URL], 2, "either"),
     "blank id": (["registry", "withdraw", URL, "--person", " "], 2, "needs an id"),
     "stranger": (["registry", "show", URL, "--person", "zz999", "--json"], 3, "not enrolled"),
-    "small wish": (["registry", "change", URL, "--person", "zz001", "--epsilon", "0.001"], 2, "too small"),
-    "nan": (["registry", "change", URL, "--person", "zz001", "--epsilon", "nan"], 2, "above 0"),
+    "small wish": (["registry", "change", *ONE_PERSON, "--epsilon", "0.001"], 2, "too small"),
+    "nan": (["registry", "change", *ONE_PERSON, "--epsilon", "nan"], 2, "above 0"),
     "quota": (["registry", "quota", URL, "x", "1.5"], 2, "at most 1"),
     "limit": (["registry", "limit", URL, "1.5"], 2, "from 0 to 1"),
     "limit nan": (["registry", "limit", URL, "nan"], 2, "from 0 to 1"),
@@ -768,3 +738,268 @@ def test_strange_wishes_are_enrolled_or_refused_whole(people, rows):
         after = opened.verify()
     assert after.is_right
     assert (outcome.code == 0) or (outcome.code in (2, 3) and after == before), outcome
+
+
+# -- numbers beyond every range: one line, and nothing changes -------------------------------------------------------
+
+
+IMPORT = ["registry", "import", URL]
+TRAIN = ["train", "--registry", URL, "--dry-run"]
+#: Texts of numbers that no option can use, or that are at the end of what it can.
+ODD_TEXTS = ["1e30", "-1e30", "1e309", "nan", "inf", "-inf", "0", "-0", "-1", "5e-324", "9" * 400, "1e", "", "0x10"]
+ODD_TEXTS += ["1,5", "1_000"]
+#: (command, option) -> the arguments around the number.
+CALLS = {
+    ("import", "delta"): lambda text: [*IMPORT, cells_file(), "--person", "id", "--delta", text],
+    ("change", "epsilon"): lambda text: ["registry", "change", *ONE_PERSON, "--epsilon", text],
+    ("change", "delta"): lambda text: [
+        "registry",
+        "change",
+        URL,
+        "--person",
+        "zz001",
+        "--epsilon",
+        "1",
+        "--delta",
+        text,
+    ],
+    ("quota", "share"): lambda text: ["registry", "quota", URL, "reading", "--", text],
+    ("limit", "share"): lambda text: ["registry", "limit", URL, "--", text],
+    ("quarantine", "event"): lambda text: ["registry", "quarantine", URL, "--reason", "x", f"--event={text}"],
+}
+#: What is in range all the same.
+LEGAL = {
+    ("change", "epsilon", "1_000"),
+    ("quota", "share", "5e-324"),
+    *(("limit", "share", text) for text in ("0", "-0", "5e-324")),
+}
+#: Other places of numbers: in texts, files and configs.
+ELSEWHERE = {
+    "tiers": lambda text: [*IMPORT, tiers_file(), "--person", "id", "--column", "tier", "--tiers", f"a={text}"],
+    "a cell of epsilon": lambda text: [*IMPORT, cells_file(epsilon=text), "--person", "id"],
+    "a cell of delta": lambda text: [*IMPORT, cells_file(delta=text), "--person", "id", "--delta-column", "delta"],
+    "train --share": lambda text: [*TRAIN, "people.toml", f"--share={text}"],
+    "registry.share": lambda text: [*TRAIN, config(text)],
+    "registry.share, set": lambda text: [*TRAIN, "people.toml", "--set", f"registry.share={text}"],
+    "a day": lambda text: ["registry", "export", URL, "-o", "x.json", f"--excluded={text}"],
+    "a day's year": lambda text: ["registry", "export", URL, "-o", "x.json", f"--excluded={text}-01-01"],
+    "a person": lambda text: ["registry", "show", URL, "--json", f"--person={text}"],
+    "a run": lambda text: ["registry", "settle", URL, f"--cancel={text}"],
+}
+
+
+def cells_file(epsilon="1", delta="1e-5"):
+    Path("cells.csv").write_text(f'id,epsilon,delta\nnew1,"{epsilon}","{delta}"\n')
+    return "cells.csv"
+
+
+def config(share):
+    Path("share.toml").write_text(f"{VISITS}[registry]\nshare = {share or '0.5'}\n")
+    return "share.toml"
+
+
+def tiers_file():
+    Path("tiers.csv").write_text("id,tier\nnew1,a\n")
+    return "tiers.csv"
+
+
+def is_numeric(hint):
+    kinds = [hint]
+    while kinds:
+        one = kinds.pop()
+        if one in (int, float):
+            return True
+        kinds += [kind for kind in typing.get_args(one) if isinstance(kind, type) or typing.get_args(kind)]
+    return False
+
+
+def test_every_numeric_option_of_the_registrys_commands_is_tried_here():
+    found = set()
+    for info in registry_command.app.registered_commands:
+        hints = typing.get_type_hints(info.callback, include_extras=True)
+        found |= {(info.name, name) for name, hint in hints.items() if is_numeric(hint)}
+    assert found == set(CALLS)
+
+
+def is_refused_or_changes_one_thing(arguments):
+    with Registry(URL) as opened:
+        before = opened.head
+    outcome = program.epsilons(*arguments)
+    assert outcome.code in (0, 2, 3), outcome
+    if outcome.code:
+        outcome.is_refused(outcome.code)
+    with Registry(URL) as opened:
+        assert opened.verify().is_right
+        assert outcome.code == 0 or opened.head == before
+        assert np.isfinite(opened.account(["zz001"]).epsilon).all()
+    return outcome.code == 0
+
+
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+def test_a_number_of_a_command_out_of_range_is_one_line(people, call):
+    for text in ODD_TEXTS:
+        assert is_refused_or_changes_one_thing(CALLS[call](text)) == ((*call, text) in LEGAL), text
+
+
+@pytest.mark.parametrize("call", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_number_elsewhere_out_of_range_is_one_line(people, call):
+    for text in ODD_TEXTS:
+        is_refused_or_changes_one_thing(call(text))
+
+
+ONE = Roster(np.array([1]), np.array([0]))
+ODD_NUMBERS = [10**30, -(10**30), 2**63, -1, True, 1.5, float("nan"), float("inf"), "1", None]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda registry, n: registry.set_quota("x", n),
+        lambda registry, n: registry.change(["zz001"], n),
+        lambda registry, n: registry.change(["zz001"], 1.0, n),
+        lambda registry, n: registry.enrol(["new"], n),
+        lambda registry, n: registry.reserve_table("r", Table(np.ones((1, 1)), np.full((1, 1), 9.0), (n,)), ONE),
+        lambda registry, n: registry.reserve_table("r", Table(np.array([[n]]), np.full((1, 1), 9.0), (1,)), ONE),
+        lambda registry, n: registry.reserve_table("r", Table(np.ones((1, 1)), np.array([[n]]), (1,)), ONE),
+        lambda registry, n: registry.release("r", 1.0, ids=["zz001"], sensitivity=n, noise_multiplier=9.0),
+        lambda registry, n: registry.release("r", 1.0, ids=["zz001"], sensitivity=1.0, noise_multiplier=n),
+    ],
+)
+def test_a_number_of_python_out_of_range_is_one_error_or_a_wrong_type(people, call):
+    with Registry(URL) as opened:
+        for number in ODD_NUMBERS:
+            before = opened.head
+            try:
+                call(opened, number)
+            except (EpsilonsError, TypeError, ValueError):
+                assert opened.head == before
+            assert opened.verify().is_right
+            json.dumps(opened.summary().to_dict(), allow_nan=False)
+
+
+# -- a worker is killed at each point from folder to settlement ------------------------------------------------------
+
+
+HALF = ["train", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o", "runs/one"]
+
+#: where the worker is killed -> (object, its function, whether right before or right after)
+NOT_BEGUN = {
+    "before the note": (evidence, "note", "before"),
+    "after the note": (Registry, "reserve", "before"),
+    "after the reservation": (Registry, "reserve", "after"),
+    "after plan.json": (run_folder, "write_json", "before"),
+}
+NO_LEDGER = {"after run.json": (RunFolder, "create", "after"), "after the key": (RunFolder, "write_key", "after")}
+BEGUN = {
+    "after the ledger": (Ledger, "__init__", "after"),
+    "before it begins": (Registry, "begin", "before"),
+    "after it began": (Registry, "begin", "after"),
+    "before it is settled": (Registry, "settle", "before"),
+    "after it is settled": (Registry, "settle", "after"),
+}
+
+
+def kill(target, name, when):
+    """Train in a process that is killed there."""
+    pid = os.fork()
+    if pid == 0:
+        function = getattr(target, name)
+
+        def dies(*arguments, **options):
+            if when == "after":
+                function(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(target, name, dies)
+        try:
+            program.epsilons(*HALF)
+        finally:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, "the worker never got there"
+
+
+def used():
+    with Registry(URL) as registry:
+        assert registry.verify().is_right
+        return registry.account(IDS).used_share
+
+
+def states():
+    with Registry(URL) as registry:
+        return sorted((run.state, run.charged) for run in registry.summary().runs)
+
+
+#: These are in every run of the tests.
+SOME = ("after the reservation", "after the key", "before it begins", "before it is settled")
+POINTS = [
+    pytest.param(point, id=name, marks=[] if name in SOME else [pytest.mark.slow])
+    for name, point in (NOT_BEGUN | NO_LEDGER | BEGUN).items()
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_was_killed_goes_on_and_is_charged_once(people, point):
+    kill(*point)
+    outcome = program.epsilons(*HALF, "--resume")
+    assert outcome.code == 0, outcome
+    assert used() == pytest.approx([0.5] * 60, rel=1e-3)
+    assert [run for run in states() if run != ("cancelled", 0)] == [("settled", 20)]
+    assert not Path("runs/one/reservation.json").exists()
+    assert not Path("runs/one/secret").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", (FEW := NOT_BEGUN | NO_LEDGER).values(), ids=FEW)
+def test_a_run_that_was_killed_before_it_began_is_given_up_without_a_charge(people, point):
+    kill(*point)
+    outcome = program.epsilons("registry", "settle", URL, "runs/one", "--abandon")
+    assert outcome.code == 0 or "holds no run" in outcome.err, outcome
+    assert (used() == 0).all()
+    assert [run for run in states() if run != ("cancelled", 0)] == []
+
+
+def test_a_run_that_never_began_says_what_to_do(people):
+    kill(*NOT_BEGUN["after the reservation"])
+    assert states() == [("reserved", None)]
+    program.epsilons(*HALF).is_refused(2, "never began", "--resume", "--abandon")
+    program.epsilons("registry", "settle", URL, "runs/one").is_refused(2, "never began", "--resume", "--abandon")
+    program.epsilons("registry", "show", URL).succeeded("--cancel NAME")
+    program.epsilons("train", "people.toml", "-o", "runs/one", "--resume").is_refused(2, "--registry URL")
+    assert states() == [("reserved", None)]
+
+
+def test_a_reservation_of_a_copy_that_began_is_not_given_back(people):
+    kill(*NOT_BEGUN["after the reservation"])
+    name = re.search(r'"run": "(.*?)"', Path("runs/one/reservation.json").read_text()).group(1)
+    with Registry(URL) as registry:
+        begin(registry, name)
+    program.epsilons(*HALF, "--resume").is_refused(3, "has begun")
+    assert states() == [("running", None)]
+
+
+def test_an_error_of_the_registry_while_it_reserves_leaves_the_note_that_names_it(people, monkeypatch):
+    """The answer of the database is lost: the reservation was made, and cannot be given back now."""
+    reserve_ = Registry.reserve
+
+    def lost(*arguments, **options):
+        reserve_(*arguments, **options)
+        raise RegistryError("The registry's database failed.")
+
+    def away(*arguments, **options):
+        raise RegistryError("The registry's database cannot be reached.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "reserve", lost)
+        patch.setattr(Registry, "cancel", away)
+        program.epsilons(*HALF).is_refused(2, "database failed")
+    assert states() == [("reserved", None)]
+    program.epsilons(*HALF, "--resume").succeeded()
+    assert used() == pytest.approx([0.5] * 60, rel=1e-3)
+
+
+def test_a_refused_reservation_leaves_no_folder(people):
+    with Registry(URL) as registry:
+        reserve(registry, "all", IDS, [0] * 60, table([3.0], steps=20), project="other")
+        registry.set_quota("x", 0.01)
+    program.epsilons(*HALF, "--project", "x").is_refused(3, "quota")
+    assert not Path("runs/one").exists()

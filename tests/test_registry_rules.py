@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -10,16 +11,15 @@ import pytest
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, databases
 from epsilons.registry.databases import PAGE, packed
-from epsilons.registry.rosters import digest
-from epsilons.registry.runs import _digest
-from houses import IDS, build
-from registries import FIRST_LINE, KEY, LAST_LINE, OTHER_KEY, THIRD_KEY, begin, reserve, settle, table
+from epsilons.registry.rosters import HeldRoster
+from registries import FIRST_LINE, KEY, LAST_LINE, OTHER_KEY, THIRD_KEY, begin, build_house, reserve, settle, table
+from registries import FORTY as IDS
 
 ALL = Roster(np.arange(40), np.zeros(40, dtype=int))
 PLAN = table([200.0])
 TEXT = json.dumps(PLAN.to_dict(), sort_keys=True)
 ROWS = packed(next(iter(ALL.pages()))[1])
-DIGEST = _digest(TEXT, digest(ALL), "train", "cardiology")
+DIGEST = hashlib.sha256(json.dumps([TEXT, HeldRoster.of(ALL).digest, "train", "cardiology"]).encode()).hexdigest()
 NEW = (
     "insert into run (id, state, kind, project, digest, plan) values (%s, 'reserved', 'train', 'cardiology', %s, %s)",
     "new",
@@ -69,9 +69,31 @@ def attempt(registry, steps):
     registry._database.transaction(work)
 
 
+def beginning(run, key, previous):
+    return said("begin", run=run, key=key, previous=previous, ledger=FIRST_LINE)
+
+
+def settled_at(charged):
+    """The event and the row of a settlement at these steps."""
+    return [said("settle", **SETTLE | {"charged": charged}), (RUN.replace("[0]", json.dumps(charged)),)]
+
+
+def wish(stated, stored):
+    """The event of a wish, and its row."""
+    event = dict(zip(("id", "epsilon", "delta", "home"), stated, strict=True))
+    return [said("wish", **event), (f"insert into wish values {stored}",)]
+
+
+def enrolment(first):
+    """The event of one more person, who has this number, with the rows, and digests of nothing."""
+    event = said("enrol", digest="0" * 64, first=first, people=1, names="0" * 64)
+    return [event, STATED, ("insert into person values (%s, %s)", bytes(16), first)]
+
+
 RESERVE = said("reserve", run="new", digest=DIGEST, what="train", project="cardiology")
-BEGIN = said("begin", run="reserved", key=OTHER_KEY, previous=None, ledger=FIRST_LINE)
+BEGIN = beginning("reserved", OTHER_KEY, None)
 BEGUN = (f"update run set state = 'running', key = '{OTHER_KEY}', begun = '{FIRST_LINE}' where id = 'reserved'",)
+STATED = ("insert into statement select number, 0, %s from head", ROWS)
 SETTLE = {"run": "running", "charged": [0], "ledger": LAST_LINE, "key": KEY}
 
 #: What a runner writes in one transaction, to runs of the own project.
@@ -85,16 +107,10 @@ RUNNER = {
         said("settle", **SETTLE | {"ledger": ""}),
         (RUN.replace("repeat('f', 64)", "''"),),
     ],
-    "a settlement at more steps than reserved": [
-        said("settle", **SETTLE | {"charged": [101]}),
-        (RUN.replace("[0]", "[101]"),),
-    ],
+    "a settlement at more steps than reserved": settled_at([101]),
     "a settlement of two phases": [said("settle", **SETTLE | {"charged": [0, 0]}), (RUN.replace("[0]", "[0, 0]"),)],
     "a settlement at half a step": [said("settle", **SETTLE | {"charged": [0.5]}), (RUN.replace("[0]", "[0.5]"),)],
-    "a settlement at fewer than no steps": [
-        said("settle", **SETTLE | {"charged": [-1]}),
-        (RUN.replace("[0]", "[-1]"),),
-    ],
+    "a settlement at fewer than no steps": settled_at([-1]),
     "a settlement without its row": [said("settle", **SETTLE)],
     "a settlement with another row": [said("settle", **SETTLE | {"charged": [1]}), (RUN,)],
     "a settlement, twice at once": [said("settle", **SETTLE), (RUN,), said("settle", **SETTLE)],
@@ -113,22 +129,14 @@ RUNNER = {
         ("update run set charged = '[1]' where id = 'running'",),
     ],
     "a row that settles without its event": [(RUN,)],
-    "a settlement and a beginning after it": [
-        said("settle", **SETTLE),
-        (RUN,),
-        said("begin", run="running", key=THIRD_KEY, previous=KEY, ledger=FIRST_LINE),
-    ],
-    "a beginning under a second key": [said("begin", run="running", key=OTHER_KEY, previous=None, ledger=FIRST_LINE)],
-    "a beginning that replaces another key": [
-        said("begin", run="running", key=THIRD_KEY, previous=OTHER_KEY, ledger=FIRST_LINE)
-    ],
-    "a beginning under the same key": [said("begin", run="running", key=KEY, previous=KEY, ledger=FIRST_LINE)],
+    "a settlement and a beginning after it": [said("settle", **SETTLE), (RUN,), beginning("running", THIRD_KEY, KEY)],
+    "a beginning under a second key": [beginning("running", OTHER_KEY, None)],
+    "a beginning that replaces another key": [beginning("running", THIRD_KEY, OTHER_KEY)],
+    "a beginning under the same key": [beginning("running", KEY, KEY)],
     "a beginning with another ledger": [said("begin", run="running", key=OTHER_KEY, previous=KEY, ledger=LAST_LINE)],
-    "a beginning after the end": [said("begin", run="settled", key=OTHER_KEY, previous=KEY, ledger=FIRST_LINE)],
-    "a beginning after it was given back": [
-        said("begin", run="cancelled", key=OTHER_KEY, previous=None, ledger=FIRST_LINE)
-    ],
-    "two beginnings at once": [BEGIN, said("begin", run="reserved", key=KEY, previous=None, ledger=FIRST_LINE), BEGUN],
+    "a beginning after the end": [beginning("settled", OTHER_KEY, KEY)],
+    "a beginning after it was given back": [beginning("cancelled", OTHER_KEY, None)],
+    "two beginnings at once": [BEGIN, beginning("reserved", KEY, None), BEGUN],
     "a beginning without its row": [BEGIN],
     "a beginning with another row": [
         BEGIN,
@@ -150,11 +158,7 @@ RUNNER = {
     "a reservation without a run": [RESERVE],
     "a reservation without a roster": [NEW, RESERVE],
     "a run without a reservation": [NEW, PART],
-    "a run without a reservation that begins": [
-        NEW,
-        PART,
-        said("begin", run="new", key=OTHER_KEY, previous=None, ledger=FIRST_LINE),
-    ],
+    "a run without a reservation that begins": [NEW, PART, beginning("new", OTHER_KEY, None)],
     "a roster that grows later": [("insert into part values ('reserved', 1, %s)", ROWS)],
     "a roster that grows after its event": [NEW, PART, RESERVE, ("insert into part values ('new', 1, %s)", ROWS)],
     "a roster of 50,000 bytes": [NEW, ("insert into part values ('new', 0, %s)", bytes(50_000)), RESERVE],
@@ -245,58 +249,22 @@ PLANS = [
     "[" * 9000 + "]" * 9000,
 ]
 
-STATED = ("insert into statement select number, 0, %s from head", ROWS)
 #: What an officer writes in one transaction.
 OFFICER = {
-    "a wish again": [
-        said("wish", id=3, epsilon=1.0, delta=1e-5, home=18.0),
-        ("insert into wish values (3, 1.0, 1e-5, 10)",),
-    ],
-    "a wish with another number": [
-        said("wish", id=9, epsilon=2.0, delta=1e-5, home=24.0),
-        ("insert into wish values (9, 2.0, 1e-5, 11)",),
-    ],
-    "a wish of another order": [
-        said("wish", id=3, epsilon=2.0, delta=1e-5, home=25.0),
-        ("insert into wish values (3, 2.0, 1e-5, 11)",),
-    ],
-    "a wish with another row": [
-        said("wish", id=3, epsilon=2.0, delta=1e-5, home=24.0),
-        ("insert into wish values (3, 9.0, 1e-5, 11)",),
-    ],
-    "a wish with another home": [
-        said("wish", id=3, epsilon=2.0, delta=1e-5, home=24.0),
-        ("insert into wish values (3, 2.0, 1e-5, 10)",),
-    ],
+    "a wish again": wish((3, 1.0, 1e-5, 18.0), (3, 1.0, 1e-5, 10)),
+    "a wish with another number": wish((9, 2.0, 1e-5, 24.0), (9, 2.0, 1e-5, 11)),
+    "a wish of another order": wish((3, 2.0, 1e-5, 25.0), (3, 2.0, 1e-5, 11)),
+    "a wish with another row": wish((3, 2.0, 1e-5, 24.0), (3, 9.0, 1e-5, 11)),
+    "a wish with another home": wish((3, 2.0, 1e-5, 24.0), (3, 2.0, 1e-5, 10)),
     "a wish without its row": [said("wish", id=3, epsilon=2.0, delta=1e-5, home=24.0)],
     "a wish without its event": [("insert into wish values (3, 2.0, 1e-5, 11)",)],
-    "a wish that no account keeps": [
-        said("wish", id=3, epsilon=0.001, delta=1e-5, home=96.0),
-        ("insert into wish values (3, 0.001, 1e-5, 15)",),
-    ],
-    "a wish above the largest": [
-        said("wish", id=3, epsilon=1001.0, delta=1e-5, home=24.0),
-        ("insert into wish values (3, 1001.0, 1e-5, 11)",),
-    ],
-    "a wish of 1e-12": [
-        said("wish", id=3, epsilon=2.0, delta=1e-12, home=24.0),
-        ("insert into wish values (3, 2.0, 1e-12, 11)",),
-    ],
-    "a wish in whole numbers": [
-        said("wish", id=3, epsilon=2, delta=1e-5, home=24.0),
-        ("insert into wish values (3, 2.0, 1e-5, 11)",),
-    ],
+    "a wish that no account keeps": wish((3, 0.001, 1e-5, 96.0), (3, 0.001, 1e-5, 15)),
+    "a wish above the largest": wish((3, 1001.0, 1e-5, 24.0), (3, 1001.0, 1e-5, 11)),
+    "a wish of 1e-12": wish((3, 2.0, 1e-12, 24.0), (3, 2.0, 1e-12, 11)),
+    "a wish in whole numbers": wish((3, 2, 1e-5, 24.0), (3, 2.0, 1e-5, 11)),
     "an enrolment without people": [said("enrol", digest="0" * 64, first=40, people=1, names="0" * 64), STATED],
-    "an enrolment of other people": [
-        said("enrol", digest="0" * 64, first=40, people=1, names="0" * 64),
-        STATED,
-        ("insert into person values (%s, 40)", bytes(16)),
-    ],
-    "an enrolment from another number": [
-        said("enrol", digest="0" * 64, first=41, people=1, names="0" * 64),
-        STATED,
-        ("insert into person values (%s, 41)", bytes(16)),
-    ],
+    "an enrolment of other people": [*enrolment(40)],
+    "an enrolment from another number": [*enrolment(41)],
     "a person without an enrolment": [("insert into person values (%s, 40)", bytes(16))],
     "a statement without its event": [("insert into statement values (3, 5, %s)", ROWS)],
     "a statement later than its event": [STATED],
@@ -363,7 +331,7 @@ OWNER = {
 
 @pytest.fixture(scope="module")
 def house(postgres, tmp_path_factory):
-    made = build(postgres, tmp_path_factory.mktemp("house") / "pepper")
+    made = build_house(postgres, tmp_path_factory.mktemp("house") / "pepper")
     with made.registry("anna") as registry:
         for name in ("reserved", "running", "settled", "cancelled"):
             reserve(registry, name, IDS, np.zeros(40, dtype=int), PLAN, project="cardiology")
@@ -407,7 +375,7 @@ def test_what_follows_is_written_by_the_same_statements(house):
         for steps in (
             [NEW, PART, RESERVE],
             [BEGIN, BEGUN],
-            [said("begin", run="reserved", key=THIRD_KEY, previous=OTHER_KEY, ledger=FIRST_LINE),
+            [beginning("reserved", THIRD_KEY, OTHER_KEY),
              (BEGUN[0].replace(OTHER_KEY, THIRD_KEY),)],
             [written(now("settle", **SETTLE)), (RUN,)],
             [said("cancel", run="new"),
@@ -415,8 +383,7 @@ def test_what_follows_is_written_by_the_same_statements(house):
         ):  # fmt: skip
             attempt(registry, steps)
     with house.registry("otto") as registry:
-        attempt(registry, [said("wish", id=3, epsilon=2.0, delta=1e-5, home=24.0), (
-            "insert into wish values (3, 2.0, 1e-5, 11)",)])  # fmt: skip
+        attempt(registry, wish((3, 2.0, 1e-5, 24.0), (3, 2.0, 1e-5, 11)))
         attempt(registry, [said("quota", project="x é", share=0.5), ("insert into quota values ('x é', 0.5)",)])
         attempt(registry, [said("approve", run="reserved", charged=[0], ledger=LAST_LINE)])
     with house.registry("owner") as registry:
@@ -462,10 +429,7 @@ def test_only_an_officer_approves_and_only_the_owner_limits(house):
         registry.approve("reserved", [0], LAST_LINE)
     for login in ("anna", "otto"):
         with house.registry(login) as registry:
-            for call in (
-                lambda: registry.limit_refunds(1.0),
-                lambda: registry.quarantine([3], "why"),
-            ):
+            for call in (lambda: registry.limit_refunds(1.0), lambda: registry.quarantine([3], "why")):
                 with pytest.raises(RegistryRefusedError, match="right"):
                     call()
 

@@ -1,7 +1,9 @@
-"""Runs that are charged to a registry: fit, reservations, resumed and copied runs, statistics."""
+"""Runs that are charged to a registry: fit, reservations, resumed and copied runs, statistics; what is uncharged."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,11 @@ import pytest
 import torch
 
 import epsilons
+from epsilons.accounting import filter as filter_
 from epsilons.errors import LedgerError, RegistryError, RegistryRefusedError
+from epsilons.ledger.ledger import text
 from epsilons.registry import Registry
+from epsilons.reporting import report
 from registries import reserve, table
 
 IDS = [f"p{i}" for i in range(40)]
@@ -23,17 +28,23 @@ def registry(tmp_path):
         yield made
 
 
-def run_of(registry, name, folder, share, stop_after=None, persons=IDS, **options):
-    accounts = registry.account(persons)
+def planned(registry, steps=30, batch_size=8, share=0.5):
+    """(accounts, budgets, plan) of a run of everybody."""
+    accounts = registry.account(IDS)
     budgets = accounts.budgets(share)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0)
+    return accounts, budgets, epsilons.plan(budgets, recipe, accountant="filter")
+
+
+def run_of(registry, name, folder, share, stop_after=None):
+    accounts, budgets, plan = planned(registry, share=share)
     reservation = registry.reserve(name, plan, accounts, budgets=budgets)
     torch.manual_seed(0)
-    data = torch.randn(len(persons), 3), torch.arange(len(persons)) % 3 % 2
+    data = torch.randn(40, 3), torch.arange(40) % 3 % 2
     stop = [lambda private: private.stop() if private.updates == stop_after else None]
     return epsilons.fit(
-        torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=persons, reservation=reservation, run_dir=folder,
-        callbacks=stop, **options,
+        torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder,
+        callbacks=stop,
     )  # fmt: skip
 
 
@@ -59,10 +70,8 @@ def test_a_run_that_stops_early_is_given_back_the_steps_it_did_not_charge(tmp_pa
 
 
 def test_a_plan_on_accounts_needs_its_reservation(tmp_path, registry):
-    accounts = registry.account(IDS)
-    budgets = accounts.budgets(0.5)
+    accounts, budgets, plan = planned(registry)
     recipe = epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0)
-    plan = epsilons.plan(budgets, recipe, accountant="filter")
     data = torch.zeros(40, 3), torch.arange(40) % 3 % 2
     with pytest.raises(RegistryError, match="charged there first"):
         epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, run_dir=tmp_path / "a")
@@ -87,9 +96,7 @@ def test_a_copied_run_cannot_go_on_beside_the_first(tmp_path, registry):
         if private.updates in (5, 9):
             raise Stop
 
-    accounts = registry.account(IDS)
-    budgets = accounts.budgets(0.5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=140, batch_size=8, clip_norm=1.0), accountant="filter")
+    accounts, budgets, plan = planned(registry, 140)
     reservation = registry.reserve("one", plan, accounts, budgets=budgets)
     data = torch.randn(40, 3), torch.arange(40) % 3 % 2
 
@@ -137,19 +144,16 @@ def test_a_statistic_is_charged_once_and_noised(registry):
     assert registry.account(IDS).spent[0] == pytest.approx(by_hand, rel=1e-6)
 
 
-def train_and_withdraw(registry, folder, who=(), at=70, steps=140, lower=False, leave_loop=None, **options):
+def train_and_withdraw(registry, folder, who=(), at=70, steps=140, lower=False):
     """(weights after each update, the run's Private) of a run during which some people leave after `at` updates."""
-    persons, run = IDS, "one"
-    accounts = registry.account(persons)
-    budgets = accounts.budgets(0.5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=10, clip_norm=1.0), accountant="filter")
-    reservation = registry.reserve(run, plan, accounts, budgets=budgets)
+    accounts, budgets, plan = planned(registry, steps, 10)
+    reservation = registry.reserve("one", plan, accounts, budgets=budgets)
     torch.manual_seed(0)
-    data, model, weights = (torch.randn(len(persons), 3), torch.arange(len(persons)) % 3 % 2), torch.nn.Linear(3, 2), []
+    data, model, weights = (torch.randn(40, 3), torch.arange(40) % 3 % 2), torch.nn.Linear(3, 2), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, persons=persons, reservation=reservation, run_dir=folder,
-        key=bytes(32), **options,
+        model, optimizer, data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder,
+        key=bytes(32),
     ) as private:  # fmt: skip
         private.on_update(lambda private: weights.append(model.weight.detach().clone()))
         for x, y in private.batches:
@@ -157,8 +161,6 @@ def train_and_withdraw(registry, folder, who=(), at=70, steps=140, lower=False, 
             private.step()
             if who and private.updates == at:
                 registry.change(who, 0.2) if lower else registry.withdraw(who)
-            if private.updates == leave_loop:
-                break
     return weights, private
 
 
@@ -196,9 +198,7 @@ def test_a_resumed_block_is_replayed_without_those_who_left_before_it_and_with_t
     with Registry.create(f"sqlite:///{tmp_path}/people.db") as registry:
         registry.enrol(IDS, 3.0)
         folder = tmp_path / "run"
-        accounts = registry.account(IDS)
-        budgets = accounts.budgets(0.5)
-        plan = epsilons.plan(budgets, epsilons.Recipe(steps=140, batch_size=10, clip_norm=1.0), accountant="filter")
+        accounts, budgets, plan = planned(registry, 140, 10)
         reservation = registry.reserve("one", plan, accounts, budgets=budgets)
         data = torch.randn(40, 3), torch.arange(40) % 3 % 2
 
@@ -229,9 +229,7 @@ def test_a_resumed_block_is_replayed_without_those_who_left_before_it_and_with_t
 
 
 def test_budgets_of_other_people_or_of_another_order_are_not_reserved(registry):
-    accounts = registry.account(IDS)
-    budgets = accounts.budgets(0.5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    _, budgets, plan = planned(registry)
     swapped = [IDS[2], IDS[1], IDS[0], *IDS[3:]]  # people of one group, so that no number differs
     for others in (registry.account(swapped), registry.account(IDS[:39])):
         with pytest.raises(RegistryError, match="do not belong together"):
@@ -240,3 +238,102 @@ def test_budgets_of_other_people_or_of_another_order_are_not_reserved(registry):
     with pytest.raises(RegistryError, match="do not belong together"):  # other sums than the plan was made on
         registry.reserve("one", plan, registry.account(IDS), budgets=budgets)
     assert registry.verify().runs == 1
+
+
+# -- what is not charged says so: audits, plans for several runs; levels are no promises -----------------------------
+
+
+FIFTY = [f"p{i}" for i in range(50)]
+RECIPE = epsilons.Recipe(steps=10, batch_size=10, clip_norm=1.0)
+DATA = torch.randn(len(FIFTY), 3), torch.arange(len(FIFTY)) % 3 % 2
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory):
+    """(folder, plan) of the second run on the same people, who have one lifetime budget or the other."""
+    folder = tmp_path_factory.mktemp("second")
+    with Registry.create(f"sqlite:///{folder}/people.db") as registry:
+        registry.enrol(FIFTY, [1.0, 4.0] * 25)
+        for name in ("first", "second"):
+            accounts = registry.account(FIFTY)
+            budgets = accounts.budgets(0.5)
+            plan = epsilons.plan(budgets, RECIPE, accountant="filter")
+            reservation = registry.reserve(name, plan, accounts, budgets=budgets)
+            epsilons.fit(
+                torch.nn.Linear(3, 2), DATA, plan, budgets=budgets, persons=FIFTY, reservation=reservation,
+                run_dir=folder / name,
+            )  # fmt: skip
+    return folder / "second", plan
+
+
+def reports(folder):
+    """The internal report, and the one for release, as JSON values."""
+    return [report(folder, release).to_dict() for release in (False, True)]
+
+
+def audit(run, **options):
+    return epsilons.audit(run, canaries=20, seed=0, **options)
+
+
+def test_an_audit_compares_with_what_the_run_spends_by_itself(second):
+    folder, plan = second
+    result = audit(folder)
+    alone = [filter_.epsilon([plan.phases[0].history(g)], 1e-5) for g in range(2)]
+    assert [g.epsilon_spent for g in result.groups] == pytest.approx(alone, rel=1e-9)
+    assert (plan.epsilon_spent() > 1.2 * torch.tensor(alone).numpy()).all(), "the first run counts in the plan"
+    assert result.reestimate.epsilon == pytest.approx(alone, rel=0.1)
+
+
+def test_an_audit_of_a_charged_run_says_that_nothing_was_charged(second):
+    folder, _ = second
+    result = audit(folder)
+    assert "Nothing was charged to a registry" in str(result)
+    assert "no data of people" in " ".join(result.to_dict()["sentences"])
+    assert result.table()[0][0] == "lifetime level"
+    for found in reports(folder):
+        assert "For the audit nothing was charged" in " ".join(found["summary"])
+        assert found["audited"]["verdict"] == "consistent"
+
+
+def test_an_audit_on_given_records_is_uncharged_and_internal(second):
+    folder, _ = second
+    result = audit(folder, model=torch.nn.Linear(3, 2), dataset=DATA)
+    assert "trained again on the given records" in str(result)
+    inside, outside = reports(folder)
+    assert "trained again on records" in " ".join(inside["summary"])
+    assert inside["audited"]["on_records"]
+    assert outside["audited"] is None
+    assert "audit" not in " ".join(outside["summary"])
+
+
+def test_a_contradiction_found_on_given_records_is_in_both_reports(second):
+    folder, _ = second
+    audit(folder, model=torch.nn.Linear(3, 2), dataset=DATA)
+    found = json.loads((folder / "audit.json").read_text())
+    (folder / "audit.json").write_text(json.dumps({**found, "verdict": "violated", "holds": False}))
+    assert [found["audited"]["holds"] for found in reports(folder)] == [False, False]
+
+
+def test_an_audit_of_an_ordinary_plan_says_nothing_of_registries():
+    plan = epsilons.plan(epsilons.Budgets([1.0] * 100), RECIPE, accountant="rdp")
+    assert "registry" not in str(audit(plan))
+    assert "stays internal" in str(audit(plan, model=torch.nn.Linear(3, 2), dataset=DATA))
+
+
+def test_a_plan_for_several_runs_is_not_made_on_accounts(tmp_path):
+    with Registry.create(f"sqlite:///{tmp_path}/people.db") as registry:
+        registry.enrol(FIFTY, 1.0)
+        budgets = registry.account(FIFTY).budgets(0.5)
+        with pytest.raises(epsilons.errors.PlanError, match="for one run"):
+            epsilons.plan(budgets, RECIPE, accountant="filter", runs=2)
+
+
+def test_tables_of_a_plan_on_accounts_show_levels_and_say_what_they_are(second):
+    folder, plan = second
+    for shown in (plan.summary(), plan._repr_html_(), "\n".join(text(plan, (10,), None, None))):
+        assert "lifetime level" in shown
+        assert "The promise is the lifetime budget" in shown
+    for release in (False, True):
+        page = report(folder, release).to_html()
+        assert "lifetime\u00a0level" in page
+        assert not re.search(r"promised(\u00a0| )ε|ε promised|>promised", page)

@@ -13,13 +13,12 @@ import typer
 from rich.progress import Progress
 
 from ..budgets.ids import AS_WRITTEN, WAYS
-from ..configs.registry_train import NEXT, created, id_of, opened
+from ..configs.registry_train import NEXT, id_of, opened
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError, json_text, printable
 from .options import AsJson, Quiet, console, option, parse_tiers
 
 Url = Annotated[
-    str,
-    typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False),
+    str, typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False)
 ]
 Pepper = Annotated[
     Path | None,
@@ -27,7 +26,14 @@ Pepper = Annotated[
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
 Share = Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)]
+Part = Annotated[float, typer.Argument(help="Above 0, at most 1.", show_default=False)]
+Project = Annotated[str, typer.Argument(help="The project.", show_default=False)]
+Role = Annotated[str, typer.Argument(help="A login with the role epsilons_subject.", show_default=False)]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders; names of runs that never began.")]
 Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
+LocalFile = Annotated[Path, option("A new file, on a local disk.", "--output", "-o")]
+DAY = ["%Y-%m-%d"]
+NewEpsilon = Annotated[float, option("The lifetime budget from now on.")]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
     list[str] | None,
@@ -50,22 +56,22 @@ app = typer.Typer(
 )
 
 
-def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of this name, with its docstring as the help: one paragraph per blank line.
+def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these examples, and its docstring as the help: one paragraph per blank line.
 
-    examples: without "epsilons registry"
+    examples: without "epsilons registry". The first word is the command's name
     """
     shown = "\n\n".join(f"epsilons registry {example}" for example in examples)
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         text = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-        app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{shown}")(function)
+        app.command(examples[0].split()[0], help=text, epilog=f"[bold]Examples[/bold]\n\n{shown}")(function)
         return function
 
     return add
 
 
-@command("create", "create sqlite:///people.db", "create postgresql://db/people --pepper /keys/pepper")
+@command("create sqlite:///people.db", "create postgresql://db/people --pepper /keys/pepper")
 def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
@@ -73,7 +79,7 @@ def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet =
     whether a person takes part. Keep a copy of it, and keep it apart from copies of the database.
     """
 
-    with created(url, pepper, ids) as registry:
+    with opened(url, pepper, ids, is_new=True) as registry:
         console(quiet=quiet).print(
             f"Registry {registry.id}, without people. Its pepper is a secret file beside it, or where --pepper says: "
             "keep a copy apart from copies of the database.\nNext: epsilons registry import URL wishes.csv --person "
@@ -82,7 +88,6 @@ def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet =
 
 
 @command(
-    "import",
     "import sqlite:///people.db wishes.csv --person patient_id",
     "import sqlite:///people.db wishes.csv --person id --column tier --tiers strict=1,open=8",
     "import sqlite:///people.db wishes.csv --person id --change",
@@ -98,7 +103,7 @@ def import_(
     conflict: Annotated[str, option('For persons whose rows differ: "refuse" or "strictest".')] = "refuse",
     ids: Spelling = None,
     left_out: Annotated[list[str] | None, option('A tier that means no; "" for empty cells. Repeatable.')] = None,
-    as_of: Annotated[datetime | None, option("The day that decides which entries count.", formats=["%Y-%m-%d"])] = None,
+    as_of: Annotated[datetime | None, option("The day that decides which entries count.", formats=DAY)] = None,
     withdrawn_on: Annotated[str | None, option("The column with the day of withdrawal.")] = None,
     valid_from: Annotated[str | None, option("The column with the first day of an entry.")] = None,
     valid_until: Annotated[str | None, option("The column with its last day.")] = None,
@@ -132,14 +137,9 @@ def import_(
             console(quiet=quiet).print(line)
 
 
-@command("change", "change sqlite:///people.db --person - --epsilon 2")
+@command("change sqlite:///people.db --person - --epsilon 2")
 def change(
-    url: Url,
-    epsilon: Annotated[float, option("The lifetime budget from now on.")],
-    person: Ids = None,
-    delta: Delta = 1e-5,
-    pepper: Pepper = None,
-    quiet: Quiet = False,
+    url: Url, epsilon: NewEpsilon, person: Ids = None, delta: Delta = 1e-5, pepper: Pepper = None, quiet: Quiet = False
 ) -> None:
     """Raise or lower the lifetime budget of one person, or let a person take part again who withdrew.
 
@@ -154,9 +154,7 @@ def change(
 
 
 @command(
-    "withdraw",
-    "withdraw sqlite:///people.db --person -",
-    "withdraw sqlite:///people.db --file leaving.csv --column patient_id",
+    "withdraw sqlite:///people.db --person -", "withdraw sqlite:///people.db --file leaving.csv --column patient_id"
 )
 def withdraw(
     url: Url,
@@ -185,14 +183,8 @@ def withdraw(
     )
 
 
-@command("quota", "quota sqlite:///people.db cardiology 0.5")
-def quota(
-    url: Url,
-    project: Annotated[str, typer.Argument(help="The project.", show_default=False)],
-    share: Annotated[float, typer.Argument(help="Above 0, at most 1.", show_default=False)],
-    pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+@command("quota sqlite:///people.db cardiology 0.5")
+def quota(url: Url, project: Project, share: Part, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Allow the runs of a project this part of each lifetime budget, all together.
 
     A quota keeps one project from using people up. It is no privacy guarantee: only the lifetime budget is.
@@ -203,7 +195,7 @@ def quota(
     console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
 
 
-@command("limit", "limit sqlite:///people.db 0.25")
+@command("limit sqlite:///people.db 0.25")
 def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
     """Let a run give back at most this share of its steps, unless an officer approves more.
 
@@ -216,12 +208,8 @@ def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
     console(quiet=quiet).print(f"A run gives back at most {share:.4g} of its steps without an approval.")
 
 
-@command("approve", "approve sqlite:///people.db runs/people-1", "approve sqlite:///people.db people-1-3f9c2a71")
-def approve(
-    url: Url,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders; names of runs that never began.")],
-    quiet: Quiet = False,
-) -> None:
+@command("approve sqlite:///people.db runs/people-1", "approve sqlite:///people.db people-1-3f9c2a71")
+def approve(url: Url, runs: Runs, quiet: Quiet = False) -> None:
     """Allow these runs to give back more than the owner's limit. Settle them afterwards: epsilons registry settle.
 
     In PostgreSQL an officer does this. Read the ledger first, and ask how the steps were counted that it says were not
@@ -235,7 +223,7 @@ def approve(
             console(quiet=quiet).print(f"{name}: approved. Next: epsilons registry settle URL RUN")
 
 
-@command("quarantine", 'quarantine sqlite:///people.db --event 17 --event 18 --reason "by hand on 3 March, ticket 9"')
+@command('quarantine sqlite:///people.db --event 17 --event 18 --reason "by hand on 3 March, ticket 9"')
 def quarantine(
     url: Url,
     event: Annotated[list[int], option("The number of an event that is wrong. Repeatable.")],
@@ -253,7 +241,7 @@ def quarantine(
     console(quiet=quiet).print("Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL")
 
 
-@command("migrate", "migrate sqlite:///people.db")
+@command("migrate sqlite:///people.db")
 def migrate(url: Url, quiet: Quiet = False) -> None:
     """Bring a registry of an earlier version of epsilons to the present tables, whole or not at all.
 
@@ -267,7 +255,6 @@ def migrate(url: Url, quiet: Quiet = False) -> None:
 
 
 @command(
-    "show",
     "show sqlite:///people.db",
     "show sqlite:///people.db --run people-1-3f9c2a71",
     "show sqlite:///people.db --person -",
@@ -301,7 +288,6 @@ def show(
 
 
 @command(
-    "settle",
     "settle sqlite:///people.db runs/people-1",
     "settle sqlite:///people.db runs/people-1 --abandon",
     "settle sqlite:///people.db --cancel people-1-3f9c2a71",
@@ -342,7 +328,6 @@ def settle(
 
 
 @command(
-    "verify",
     "verify sqlite:///people.db",
     "verify sqlite:///people.db --since march.json --signer officer-public.pem",
     "verify sqlite:///people.db --run runs/people-1",
@@ -411,19 +396,14 @@ def _since(earlier: dict[str, Any] | None) -> str:
     return f"The registry continues the export of {printable(str(earlier.get('time')))}."
 
 
-@command(
-    "export",
-    "export sqlite:///people.db -o april.json",
-    "export sqlite:///people.db -o april.json --sign officer.pem",
-)
+@command("export sqlite:///people.db -o april.json", "export sqlite:///people.db -o april.json --sign officer.pem")
 def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
     counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
-        datetime | None,
-        option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
+        datetime | None, option("Also state that who withdrew before this day is in no later roster.", formats=DAY)
     ] = None,
     pepper: Pepper = None,
     quiet: Quiet = False,
@@ -444,13 +424,8 @@ def export(
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")
 
 
-@command("backup", "backup sqlite:///people.db -o april.db", "backup postgresql://rita@db/people -o april.db")
-def backup(
-    url: Url,
-    output: Annotated[Path, option("A new file, on a local disk.", "--output", "-o")],
-    pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+@command("backup sqlite:///people.db -o april.db", "backup postgresql://rita@db/people -o april.db")
+def backup(url: Url, output: LocalFile, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Copy a registry into a SQLite file with mode 0600, as of one moment. Others use the registry meanwhile.
 
     The file says who takes part to everyone who has the pepper, which is not in it. It is a registry: epsilons registry
@@ -463,7 +438,6 @@ def backup(
 
 
 @command(
-    "restore",
     "restore april.db sqlite:///people.db --since april.json --signer officer-public.pem",
     "restore april.db postgresql://owner@db/people --since none",
 )
@@ -493,7 +467,7 @@ def restore(
     console(quiet=quiet).print("Restored. Put the pepper in its place. In PostgreSQL, make the roles again.")
 
 
-@command("repair", "repair sqlite:///people.db")
+@command("repair sqlite:///people.db")
 def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Compute the stored sums of all people again from the events, where verify says that they are wrong.
 
@@ -508,7 +482,7 @@ def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
 # -- `epsilons registry roles | admit | carry-out`: roles of a registry in PostgreSQL
 
 
-@command("roles", "roles > roles.sql", "roles | psql postgresql://owner@db/people")
+@command("roles > roles.sql", "roles | psql postgresql://owner@db/people")
 def roles() -> None:
     """Print the SQL that sets up the roles subject, runner, officer and regulator in PostgreSQL.
 
@@ -520,14 +494,8 @@ def roles() -> None:
     print(roles_script(), end="")
 
 
-@command("admit", "admit postgresql://otto@db/people sue --person - --pepper /keys/pepper")
-def admit(
-    url: Url,
-    role: Annotated[str, typer.Argument(help="A login with the role epsilons_subject.", show_default=False)],
-    person: Ids = None,
-    pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+@command("admit postgresql://otto@db/people sue --person - --pepper /keys/pepper")
+def admit(url: Url, role: Role, person: Ids = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Let a login of PostgreSQL state what one person wants: a budget, or a withdrawal.
 
     What it states waits until an officer carries it out (epsilons registry carry-out).
@@ -539,7 +507,7 @@ def admit(
     console(quiet=quiet).print("Admitted: what this login states counts for that person, once it is carried out.")
 
 
-@command("carry-out", "carry-out postgresql://otto@db/people")
+@command("carry-out postgresql://otto@db/people")
 def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Carry out the budgets and withdrawals that people stated themselves, oldest first.
 

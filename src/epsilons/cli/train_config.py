@@ -28,7 +28,7 @@ from ..ledger.run_folder import RunFolder
 from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
-from ..registry import pending
+from ..registry import evidence
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.fitting.evaluation import Scale
@@ -116,7 +116,7 @@ def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], r
         return given
     is_charged = read_config(file, settings).registry is not None
     if resumed is not None and not is_charged:
-        is_charged = stored_registry(resumed) is not None or pending.noted(resumed) is not None
+        is_charged = stored_registry(resumed) is not None or evidence.noted(resumed) is not None
     return os.environ.get(VARIABLE) if is_charged else None
 
 

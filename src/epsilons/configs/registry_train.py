@@ -6,7 +6,7 @@ import secrets
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from ..budgets.budgets import Budgets
 from ..budgets.ids import BLANKS, Rule
 from ..core.disclosure import how_many
 from ..core.mechanism import IntArray
-from ..errors import InputError, RegistryError, RegistryRefusedError
+from ..errors import EpsilonsError, InputError, RegistryError, RegistryRefusedError
 from ..ledger.run_folder import RunFolder
 from ..planning import Plan
-from ..registry import Accounts, Registry, Reservation, pending
-from ..registry.reservation import Keeper, roster_digest
+from ..registry import Accounts, Registry, Reservation, evidence
+from ..registry.registry import Keeper, roster_digest
 from ..training.distributed import Ranks
 from .config import Config
 from .config_training import ROSTER
@@ -34,27 +34,13 @@ NEXT = "Next: epsilons registry verify URL; then epsilons registry export URL -o
 
 
 @contextmanager
-def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None) -> Iterator[Registry]:
-    """An open registry. Errors of its database become RegistryError."""
-    from ..registry import Registry  # which takes a second, and --help needs none
-
-    with _translating(), Registry(url, pepper, spelling) as registry:
-        yield registry
-
-
-@contextmanager
-def created(url: str, pepper: Path | None, spelling: Sequence[str] | None = None) -> Iterator[Registry]:
-    """A new registry. Errors of its database become RegistryError."""
-    from ..registry import Registry
-
-    with _translating(), Registry.create(url, pepper, spelling) as registry:
-        yield registry
-
-
-@contextmanager
-def _translating() -> Iterator[None]:
+def opened(
+    url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None, is_new: bool = False
+) -> Iterator[Registry]:
+    """An open registry, perhaps a new one. Errors of its database become RegistryError."""
     try:
-        yield
+        with (Registry.create if is_new else Registry)(url, pepper, spelling) as registry:
+            yield registry
     except Exception as error:
         if isinstance(error, sqlite3.Error) or type(error).__module__.partition(".")[0] == "psycopg":
             # The text of the error may repeat the URL or a row.
@@ -181,14 +167,16 @@ class Members:
             yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
         except BaseException:
             if self.registry is not None and not self.resumed:
-                pending.forget(self.registry, folder, run)
+                with suppress(EpsilonsError):  # it may have begun, or the registry be away
+                    self.registry.cancel(run, missing_ok=True)
+                    evidence.remove(folder)
             raise
         if self.registry is not None:
-            pending.remove(folder)
+            evidence.remove(folder)
 
     def _reserve(self, registry: Registry, run: str, folder: Path, plan: Plan, budgets: Budgets) -> None:
         assert self._accounts is not None
-        pending.note(folder, registry.id, run)
+        evidence.note(folder, registry.id, run)
         registry.reserve(run, plan, self._accounts, budgets=budgets, project=self.project)
 
 
@@ -228,7 +216,7 @@ def members_of(
             if registry is not None and known is not None and known["id"] != registry.id:
                 raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
             if registry is not None and resume and stored is None:
-                pending.give_back(registry, folder)
+                evidence.give_back(registry, folder)
         resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
         id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
         yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None, rule=rule)
@@ -236,7 +224,7 @@ def members_of(
 
 def _known(folder: Path) -> tuple[dict[str, str] | None, dict[str, str] | None]:
     """What run.json says about the registry, or what is noted of a run without a ledger."""
-    noted = pending.noted(folder)
+    noted = evidence.noted(folder)
     return (stored_registry(folder) if noted is None else None), noted
 
 

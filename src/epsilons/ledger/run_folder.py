@@ -13,7 +13,7 @@
       release/        the files that may be given away (`release_folder`)
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
-      reservation.json  what was reserved in a registry; removed when the run ends (`registry/pending.py`)
+      reservation.json  what was reserved in a registry; removed when the run ends (`registry/evidence.py`)
       .lock           held by the process that trains; removed when it ends
 
 Everything but secret/ may be kept. The report decides what may be published; checkpoints never may, because they hold a

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .accounts import Accounts
-from .registry import Registry
-from .reservation import Reservation
+from .registry import Registry, Reservation
 from .rosters import Roster, Table
 from .verifier import Verdict
 

@@ -18,7 +18,7 @@ from ..core.disclosure import how_many
 from ..core.mechanism import FloatArray, IntArray
 from ..errors import EpsilonsWarning, RegistryError, RegistryRefusedError
 from ..planning import Plan
-from .cohorts import known, page_of
+from .cohorts import Wishes, of_people
 from .databases import PAGE, Database
 from .rosters import NO_PERSON, UNIT, Pages
 
@@ -120,13 +120,17 @@ class Accounts:
         levels = begin + share * (self.epsilon - begin)
         if not (levels > 0).all():
             raise RegistryRefusedError("The share is too small for some people: no run, however noisy, fits into it.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)
-            return Budgets(levels, self.delta, unit="person", starts=starts, ids=self.ids, spelling=self.rule)
+        return _budgets(levels, self.delta, starts, self.ids, self.rule)
+
+
+def _budgets(levels: FloatArray, delta: FloatArray, starts: FloatArray, ids: Sequence[Any], rule: Rule) -> Budgets:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EpsilonsWarning)
+        return Budgets(levels, delta, unit="person", starts=starts, ids=ids, spelling=rule)
 
 
 def again(
-    roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray, rule: Rule = ()
+    roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray, rule: Rule
 ) -> tuple[npt.NDArray[np.bool_], Budgets]:
     """Who takes part in a run that is reserved, and their budgets, as when it was reserved (`Registry.again`).
 
@@ -144,32 +148,19 @@ def again(
         )
     rows, chosen = rows[takes_part], [ids[i] for i in np.flatnonzero(takes_part).tolist()]
     assert groups.starts is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EpsilonsWarning)
-        starts = groups.starts[rows]
-        budgets = Budgets(
-            groups.epsilons[rows], groups.deltas[rows], unit="person", starts=starts, ids=chosen, spelling=rule
-        )
-    return takes_part, budgets
+    return takes_part, _budgets(groups.epsilons[rows], groups.deltas[rows], groups.starts[rows], chosen, rule)
 
 
-def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray, rule: Rule = ()) -> Accounts:
+def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray, rule: Rule) -> Accounts:
     """The accounts of the people with these numbers, read in one transaction."""
-    cohorts = np.empty(len(numbers), dtype=np.int64)
-    pages = numbers // PAGE
-    for page in np.unique(pages):
-        here = pages == page
-        cohorts[here] = page_of(database, int(page))[numbers[here] % PAGE]
-    distinct, which = np.unique(cohorts, return_inverse=True)
-    rows = known(database, distinct)
-    wishes = np.array(database.run("select id, epsilon, delta, home from wish order by id"), dtype=np.float64)
-    wish = wishes[np.searchsorted(wishes[:, 0], rows.wishes)]
+    (rows, which), wishes = of_people(database, numbers), Wishes(database)
+    wish = wishes.places(rows.wishes)[which]
     return Accounts(
         ids=list(ids),
         numbers=numbers,
-        epsilon=wish[which, 1],
-        delta=wish[which, 2],
-        home=wish[which, 3].astype(np.int64),
+        epsilon=wishes.epsilon[wish],
+        delta=wishes.delta[wish],
+        home=wishes.home[wish],
         spent=(rows.sums / UNIT)[which].reshape(-1, len(ORDERS)),
         withdrawn=rows.withdrawn[which],
         rule=rule,

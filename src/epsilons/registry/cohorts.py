@@ -6,28 +6,56 @@ and then gives each person their new cohort, page by page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..accounting.filter import ORDERS
-from ..core.mechanism import IntArray
+from ..accounting.filter import ORDERS, offsets
+from ..core.mechanism import FloatArray, IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from .databases import PAGE, Database, packed, unpacked
+from .databases import ALTERED, PAGE, Database, packed, rows_in, unpacked
 from .rosters import NO_PERSON, Pages, caps
 
-T = TypeVar("T")
-
-#: Rows that one statement asks for.
-AT_ONCE = 500
 #: Up to this many possible pairs are counted in an array, which is faster than sorting.
 FEW_PAIRS = 1 << 18
 #: No person is enrolled at this place.
 EMPTY = 0
 
 Cohorts = npt.NDArray[np.int32]
+
+
+class Wishes:
+    """All lifetime budgets by number.
+
+    ids, epsilon, delta, home  (wishes,) home: index of the home order
+
+    Raises RegistryError for one that is out of range.
+    """
+
+    def __init__(self, database: Database) -> None:
+        rows = database.run("select id, epsilon, delta, home from wish order by id")
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+        self.epsilon, self.delta = columns[1:3]
+        if not (((columns >= 0) & (columns < 2**31)).all() and ((self.delta > 0) & (self.delta < 1)).all()):
+            raise RegistryError(ALTERED)
+        self.ids, self.home = columns[0].astype(np.int64), columns[3].astype(np.int64)
+
+    def places(self, numbers: IntArray) -> IntArray:
+        """(…,) where the wishes with these numbers are."""
+        return np.searchsorted(self.ids, numbers)
+
+    def caps(self, numbers: IntArray) -> IntArray:
+        """(…, orders) the caps of the wishes with these numbers."""
+        found: IntArray = caps(self.epsilon, self.delta, self.home)[self.places(numbers)]
+        return found
+
+    @property
+    def capacity(self) -> FloatArray:
+        """(wishes,) nats at the home order."""
+        found: FloatArray = self.epsilon - offsets(self.delta, self.home)[np.arange(len(self.ids)), self.home]
+        return found
 
 
 class Known(NamedTuple):
@@ -60,24 +88,20 @@ def store_page(database: Database, page: int, cohorts: Cohorts) -> None:
 
 def known(database: Database, ids: Iterable[int]) -> Known:
     """These rows of the table `cohort`."""
-    rows: list[tuple[Any, ...]] = []
-    for some in _batches(sorted({int(i) for i in ids})):
-        marks = ", ".join(["%s"] * len(some))
-        rows += database.run(f"select id, wish, withdrawn, sums from cohort where id in ({marks})", *some)
-    rows.sort()
+    rows = sorted(rows_in(database, "select id, wish, withdrawn, sums from cohort where id", map(int, ids)))
     sums = np.frombuffer(b"".join(row[3] for row in rows), dtype=np.int64).reshape(-1, len(ORDERS))
     numbers = np.array([row[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
     return Known(numbers[:, 0], numbers[:, 1], numbers[:, 2] > 0, sums)
 
 
-def caps_of(database: Database, wishes: IntArray) -> IntArray:
-    """(…, orders) the caps of these wishes."""
-    rows = np.array(database.run("select id, epsilon, delta, home from wish order by id"), dtype=np.float64).reshape(
-        -1, 4
-    )
-    limits = caps(rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64))
-    found: IntArray = limits[np.searchsorted(rows[:, 0], wishes)]
-    return found
+def of_people(database: Database, numbers: IntArray) -> tuple[Known, IntArray]:
+    """The cohorts of the people with these numbers, and (people,) which of them each is in."""
+    cohorts, pages = np.zeros(len(numbers), dtype=np.int64), numbers // PAGE
+    for page in np.unique(pages):
+        here = pages == page
+        cohorts[here] = page_of(database, int(page))[numbers[here] % PAGE]
+    distinct, which = np.unique(cohorts, return_inverse=True)
+    return known(database, distinct), which
 
 
 def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -> None:
@@ -89,17 +113,17 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
     """
     rows = len(change)
     pairs = _pairs(database, roster, rows)
-    before = known(database, np.unique(pairs // rows))
-    if not np.array_equal(before.ids, np.unique(pairs // rows)):
+    cohorts, where = np.unique(pairs // rows, return_inverse=True)
+    before = known(database, cohorts)
+    if not np.array_equal(before.ids, cohorts):
         raise RegistryError(
             "The registry was altered: cohorts are missing. See what is wrong: epsilons registry verify."
         )
-    where = np.searchsorted(before.ids, pairs // rows)
     wishes, withdrawn = before.wishes[where], before.withdrawn[where]
     sums = before.sums[where] + change[pairs % rows]
     if is_charge:
         # A sum that does not fit into 64 bits became negative: it is too much, and not room for more.
-        fits = (sums <= caps_of(database, wishes)).any(axis=1) & (sums >= 0).all(axis=1) & ~withdrawn
+        fits = (sums <= Wishes(database).caps(wishes)).any(axis=1) & (sums >= 0).all(axis=1) & ~withdrawn
         if not fits.all():
             raise RegistryRefusedError(
                 "Some people in this roster have too little left for this run, or withdrew. Nothing was charged. Plan "
@@ -109,10 +133,10 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
         raise RegistryError("The registry was altered: more would be given back than was charged.")
     after = ids_of(database, wishes, withdrawn, sums)
     for page, of_page in roster.pages():
-        cohorts, takes_part = page_of(database, page), of_page != NO_PERSON
-        key = cohorts[takes_part].astype(np.int64) * rows + of_page[takes_part]
-        cohorts[takes_part] = after[np.searchsorted(pairs, key)]
-        store_page(database, page, cohorts)
+        stored, takes_part = page_of(database, page), of_page != NO_PERSON
+        key = stored[takes_part].astype(np.int64) * rows + of_page[takes_part]
+        stored[takes_part] = after[np.searchsorted(pairs, key)]
+        store_page(database, page, stored)
 
 
 def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray[Any], IntArray]]) -> None:
@@ -132,14 +156,9 @@ def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray
 
 def leavers(database: Database, numbers: IntArray) -> IntArray:
     """(leavers,) places of those who withdrew, or whose sums are over their caps at every order."""
-    pages, out = numbers // PAGE, np.zeros(len(numbers), dtype=bool)
-    for page in np.unique(pages):
-        here = pages == page
-        distinct, which = np.unique(page_of(database, int(page))[numbers[here] % PAGE], return_inverse=True)
-        rows = known(database, distinct)
-        fits = (rows.sums <= caps_of(database, rows.wishes)).any(axis=1) & ~rows.withdrawn
-        out[here] = ~fits[which]
-    return np.flatnonzero(out)
+    rows, which = of_people(database, numbers)
+    fits = (rows.sums <= Wishes(database).caps(rows.wishes)).any(axis=1) & ~rows.withdrawn
+    return np.flatnonzero(~fits[which])
 
 
 def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
@@ -162,19 +181,10 @@ def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
 def ids_of(database: Database, wishes: IntArray, withdrawn: npt.NDArray[np.bool_], sums: IntArray) -> Cohorts:
     """The cohort of each of these rows; rows that do not exist are added, inside a transaction."""
     keys = [(int(w), int(g), s.tobytes()) for w, g, s in zip(wishes, withdrawn, sums, strict=True)]
-    found: dict[tuple[int, int, bytes], int] = {}
-    for some in _batches(sorted({key[2] for key in keys})):
-        marks = ", ".join(["%s"] * len(some))
-        for number, wish, gone, stored in database.run(
-            f"select id, wish, withdrawn, sums from cohort where sums in ({marks})", *some
-        ):
-            found[wish, gone, bytes(stored)] = number
+    select = "select wish, withdrawn, sums, id from cohort where sums"
+    found = {(wish, gone, bytes(s)): i for wish, gone, s, i in rows_in(database, select, (key[2] for key in keys))}
     missing = [key for key in dict.fromkeys(keys) if key not in found]
     ((most,),) = database.run("select coalesce(max(id), 0) from cohort")
     found |= {key: most + 1 + i for i, key in enumerate(missing)}
     database.many("insert into cohort values (%s, %s, %s, %s)", [(found[key], *key) for key in missing])
     return np.array([found[key] for key in keys], dtype=np.int32)
-
-
-def _batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (values[i : i + AT_ONCE] for i in range(0, len(values), AT_ONCE))

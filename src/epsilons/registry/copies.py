@@ -12,16 +12,14 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from ..errors import RegistryError, RegistryRefusedError
-from . import databases, verifier
-from .databases import SCHEMA, Database, database, rules
+from . import cohorts, databases, verifier
+from .databases import AT_ONCE, SCHEMA, Database, database, rules
 from .requests import roles_script
 from .runs import CANCELLED, SETTLED
 
 #: Tables of roles.sql: their columns, and how a time is read.
 ROLES = {"member": "role, project", "subject": "role, number", "request": "id, role, time, epsilon, delta, applied"}
 TIME = ("time", "cast(time as text)")
-#: Rows that are in memory. One row of a roster has up to 40 kB.
-AT_ONCE = 500
 
 
 def copy(source: Database, url: str) -> None:
@@ -53,8 +51,7 @@ def _load(source: Database, target: Database, statement: str, table: str) -> Non
         target.load(table, some)
 
 
-# -- Two things that only the owner of a registry does: migrate it to the present tables, and quarantine wrong
-# events
+# -- What only the owner of a registry does: migrate it to the present tables, quarantine wrong events, repair sums
 
 LONGEST_REASON = 500
 
@@ -105,3 +102,11 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
         else:
             database.run("delete from part where run = %s", run)
             database.run("delete from run where id = %s", run)
+
+
+def repair(database: Database) -> None:
+    """Compute the sums of all people again, inside a transaction. Raises RegistryError if an event is wrong."""
+    history = verifier.History(database.stream, datetime.now(UTC))
+    cohorts.rebuild(database, map(history.page, range(history.pages)))
+    if history.fault or history.unfounded():
+        raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")

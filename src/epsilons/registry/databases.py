@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ from ..errors import RegistryError, RegistryRefusedError
 
 T = TypeVar("T")
 
+#: Rows that one statement asks for, or that are in memory. One row of a roster has up to 40 kB.
+AT_ONCE = 500
 #: Bytes of the largest value that is read from SQLite, where a column may have any.
 LARGEST_VALUE = 1 << 26
 #: Seconds to wait for the lock of another process.
@@ -46,6 +48,7 @@ SETTINGS = (
 )
 ROLES = "epsilons docs registry"
 NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
+ALTERED = "The registry was altered: it holds values that cannot be read. See what is wrong: epsilons registry verify."
 NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
@@ -53,8 +56,10 @@ NETWORK = frozenset(
 )
 
 
-class Database(Protocol):
-    """What the registry needs of a database.
+class Sqlite:
+    """A file. Writes are durable when a transaction ends (WAL, synchronous=FULL).
+
+    What the registry needs of a database, here and in PostgreSQL:
 
     run          one statement -> its rows
     stream       the same, a few rows at a time, inside a transaction. Raises ValueError for a value that is too large
@@ -66,28 +71,6 @@ class Database(Protocol):
 
     Errors of the database become RegistryError, and a right that is missing RegistryRefusedError.
     """
-
-    blob: str
-
-    def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
-
-    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]: ...
-
-    def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
-
-    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None: ...
-
-    def build(self, work: Callable[[], None]) -> None: ...
-
-    def transaction(self, work: Callable[[], T]) -> T: ...
-
-    def snapshot(self, work: Callable[[], T]) -> T: ...
-
-    def close(self) -> None: ...
-
-
-class Sqlite:
-    """A file. Writes are durable when a transaction ends (WAL, synchronous=FULL)."""
 
     blob = "blob"
 
@@ -109,10 +92,8 @@ class Sqlite:
             self._connection = sqlite3.connect(self._file, timeout=PATIENCE, isolation_level=None)
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             self._connection.text_factory = _text
-            self.run("pragma journal_mode=wal")
-            self.run("pragma synchronous=full")
-            self.run("pragma foreign_keys=on")
-            self.run("pragma cache_size=-65536")
+            for setting in ("journal_mode=wal", "synchronous=full", "foreign_keys=on", "cache_size=-65536"):
+                self.run(f"pragma {setting}")
         except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # its message may quote damaged bytes
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
@@ -159,9 +140,7 @@ class Sqlite:
             self._undo()
             if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_TRIGGER":
                 raise RegistryRefusedError(str(error)) from None
-            raise RegistryError(
-                f"The registry's database failed: {error}. Repeat the call: what was done already is not done twice."
-            ) from None
+            raise RegistryError(failed(error)) from None
         except BaseException:
             self._undo()
             raise
@@ -190,7 +169,6 @@ class Postgres:
             raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
         self._errors, self._url, self._connect = psycopg.errors, url, psycopg.connect
         self._streams = itertools.count()
-        self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
         self._connection = self._connected()
         has_head = self.snapshot(lambda: self.run("select to_regclass('head') is not null"))[0][0]
         if has_head == is_new:
@@ -245,31 +223,25 @@ class Postgres:
                 self._begin(begin)
                 result = work()
                 self.run("commit")
-            except self._repeated:
-                self._undo()
-                time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
-            except self._errors.InsufficientPrivilege:
-                self._undo()
-                raise RegistryRefusedError(NO_RIGHT) from None
-            except self._errors.CheckViolation as error:  # of a rule, whose words name nobody
-                self._undo()
-                raise RegistryRefusedError(error.diag.message_primary) from None
-            except self._errors.InvalidSchemaName:
-                self._undo()
-                raise RegistryError(NO_SCHEMA) from None
-            except self._errors.Error as error:
-                # Its text may quote a row, so it is not repeated.
-                self._undo()
-                raise RegistryError(
-                    f"The registry's database failed: {type(error).__name__}. Repeat the call: what was done already "
-                    "is not done twice."
-                ) from None
-            except BaseException:
-                self._undo()
-                raise
-            else:
                 return result
+            except BaseException as error:
+                self._undo()
+                if not isinstance(error, self._errors.Error):
+                    raise
+                if not isinstance(error, (self._errors.SerializationFailure, self._errors.DeadlockDetected)):
+                    raise self._translated(error) from None
+            time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
         raise RegistryError("The registry's database refused the same transaction again and again. Try again later.")
+
+    def _translated(self, error: Any) -> RegistryError | RegistryRefusedError:
+        """What a user reads of this error of the database. Its own text may quote a row, so it is not repeated."""
+        if isinstance(error, self._errors.InsufficientPrivilege):
+            return RegistryRefusedError(NO_RIGHT)
+        if isinstance(error, self._errors.CheckViolation):  # of a rule, whose words name nobody
+            return RegistryRefusedError(error.diag.message_primary)
+        if isinstance(error, self._errors.InvalidSchemaName):
+            return RegistryError(NO_SCHEMA)
+        return RegistryError(failed(type(error).__name__))
 
     def _begin(self, begin: Sequence[str]) -> None:
         """Begin a transaction. A connection that was lost, perhaps hours ago, is made again: nothing depends on it."""
@@ -288,6 +260,22 @@ class Postgres:
 
     def close(self) -> None:
         self._connection.close()
+
+
+Database = Sqlite | Postgres
+
+
+def failed(error: object) -> str:
+    """What a user reads where the database failed."""
+    return f"The registry's database failed: {error}. Repeat the call: what was done already is not done twice."
+
+
+def rows_in(found: Database, select: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """The rows of `select`, which ends with the name of a column, where that column has one of these values."""
+    wanted, rows = sorted(set(values)), list[tuple[Any, ...]]()
+    for some in (wanted[i : i + AT_ONCE] for i in range(0, len(wanted), AT_ONCE)):
+        rows += found.run(f"{select} in ({', '.join(['%s'] * len(some))})", *some)
+    return rows
 
 
 def database(url: str, is_new: bool = False) -> Database:

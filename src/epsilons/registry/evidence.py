@@ -1,4 +1,4 @@
-"""Settle a run by its folder: the closed ledger there is the evidence of what was charged. No torch in here."""
+"""What a run's folder and an export say of a registry: notes of reservations, closed ledgers, heads. No torch here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.files import close_folder, write_json
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError, RunError, parsed_json, printable
 from ..ledger.account import Account, read
 from ..ledger.ledger import Ledger
 from ..ledger.run_folder import RunFolder
 from ..planning import Plan
-from . import pending
 from .registry import Registry, table_of
 from .runs import RESERVED
 from .summary import coarse
@@ -39,13 +40,13 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
     was altered; RegistryRefusedError for a ledger of another run or another registry.
     """
     folder = RunFolder(path)
-    if (found := pending.noted(path)) is not None:
+    if (found := noted(path)) is not None:
         if not abandon:
             raise RunError(
                 f"The run in {path} was reserved and never began. Begin it (epsilons train … --resume). Or give back "
                 "what was reserved: epsilons registry settle URL RUN --abandon."
             )
-        pending.give_back(registry, path)
+        give_back(registry, path)
         return Settled(found["run"], 0, 0)
     run, account, last_line = _read(registry, folder)
     if abandon:
@@ -62,7 +63,7 @@ def approve(registry: Registry, run: str) -> str:
     run  its folder; or the name of a run that never began, which may give back everything
     """
     folder = RunFolder(Path(run))
-    never_began = pending.noted(folder.path) if folder.path.is_dir() else {"run": run}
+    never_began = noted(folder.path) if folder.path.is_dir() else {"run": run}
     if never_began is not None:
         registry.approve(never_began["run"])
         return never_began["run"]
@@ -137,6 +138,60 @@ def _run_of(registry: Registry, folder: RunFolder, plan: Plan, account: Account)
     account.check(folder.read_settings(), folder.settings)
     registry.check_table(str(facts["run"]), table_of(plan))
     return str(facts["run"])
+
+
+# -- Reservations are noted in a run's folder before they are made, so that a crash before the run begins loses none
+#
+# The order is: note, reserve, run.json, key, ledger, begin. Until the ledger is there, the run has not begun and made
+# no step, so its reservation can be given back.
+
+
+def note(path: Path, registry: str, run: str) -> None:
+    """Make the run's folder and note durably what is about to be reserved: the registry's id, the name of the run."""
+    folder = RunFolder(path)
+    if not path.exists():
+        path.mkdir(mode=0o700, parents=True)
+        close_folder(path)
+    write_json(folder.reservation, {"id": registry, "run": run})
+
+
+def noted(path: Path) -> dict[str, str] | None:
+    """What is noted in this folder; None if the folder has no note, or a run with a ledger."""
+    folder = RunFolder(path)
+    if folder.has_ledger or not folder.reservation.is_file():
+        return None
+    found: Any = folder.read_json(folder.reservation)
+    return {"id": str(found.get("id")), "run": str(found.get("run"))}
+
+
+def give_back(registry: Registry, path: Path) -> None:
+    """Give back what is noted in this folder, and remove what a crash before the beginning of the run left there.
+
+    Raises RegistryRefusedError for another registry, or if the run has begun, RunError while a process trains in the
+    folder.
+    """
+    found, folder = noted(path), RunFolder(path)
+    if found is not None and found["id"] != registry.id:
+        raise RegistryRefusedError(
+            f"The run in {path} was reserved in the registry {found['id']}, and this is {registry.id}."
+        )
+    if not path.is_dir():
+        return
+    lock = folder.lock()
+    try:
+        if found is not None:
+            registry.cancel(found["run"], missing_ok=True)
+        if not folder.has_begun:  # which removes the files of a run without a ledger
+            folder.reservation.unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def remove(path: Path) -> None:
+    """Remove the note of a run that is known otherwise, and its folder if that is empty."""
+    with suppress(OSError):  # of the folder, if there is more in it
+        RunFolder(path).reservation.unlink(missing_ok=True)
+        path.rmdir()
 
 
 # -- Exports of a registry: its head, to keep elsewhere, so that a restored backup is noticed

@@ -8,8 +8,6 @@ by page, one entry per statement, so that `verify` can replay it.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +20,9 @@ from ..core.disclosure import how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, IntArray
 from ..errors import RegistryError, RegistryRefusedError
 from . import databases
-from .cohorts import AT_ONCE, EMPTY, caps_of, ids_of, known, page_of, store_page
-from .databases import PAGE, Database, check_name, packed, unpacked
-from .rosters import LARGEST_EPSILON, MOST_ROWS, NO_PERSON, Pages, Roster, Table, caps, digest
+from .cohorts import EMPTY, Wishes, ids_of, known, of_people, page_of, store_page
+from .databases import Database, rows_in
+from .rosters import LARGEST_EPSILON, MOST_ROWS, NO_PERSON, HeldRoster, Roster, caps
 
 #: The row of a statement that says "no further draws". Others are numbers of wishes.
 WITHDRAWN = 0
@@ -43,14 +41,10 @@ def numbers_of(database: Database, hashed: Sequence[bytes]) -> IntArray:
     """(people,) the numbers of these pseudonyms, −1 for those who are not enrolled."""
     ((people,),) = database.run("select count(*) from person")
     if 4 * len(hashed) > people:
-        found = {bytes(one): number for one, number in database.run("select pseudonym, number from person")}
+        rows = database.run("select pseudonym, number from person")
     else:
-        found = {}
-        for i in range(0, len(hashed), AT_ONCE):
-            some = sorted(hashed[i : i + AT_ONCE])
-            marks = ", ".join(["%s"] * len(some))
-            rows = database.run(f"select pseudonym, number from person where pseudonym in ({marks})", *some)
-            found |= {bytes(one): number for one, number in rows}
+        rows = rows_in(database, "select pseudonym, number from person where pseudonym", hashed)
+    found = {bytes(one): number for one, number in rows}
     return np.array([found.get(one, -1) for one in hashed], dtype=np.int64)
 
 
@@ -97,13 +91,8 @@ def change(database: Database, numbers: IntArray, epsilon: FloatArray, delta: Fl
 
 def homes_of(database: Database, numbers: IntArray) -> IntArray:
     """(people,) the home order of each, as an index into ORDERS."""
-    stated = {row[0]: row[1] for row in database.run("select id, home from wish")}
-    homes = np.empty(len(numbers), dtype=np.int64)
-    for page in np.unique(numbers // PAGE):
-        here = numbers // PAGE == page
-        cohorts = page_of(database, int(page))[numbers[here] % PAGE]
-        rows = known(database, np.unique(cohorts))
-        homes[here] = [stated[wish] for wish in rows.wishes[np.searchsorted(rows.ids, cohorts)].tolist()]
+    (rows, which), wishes = of_people(database, numbers), Wishes(database)
+    homes: IntArray = wishes.home[wishes.places(rows.wishes)[which]]
     return homes
 
 
@@ -152,10 +141,10 @@ def _check(wishes: FloatArray) -> None:
 
 def _state(database: Database, kind: str, roster: Roster, **facts: Any) -> None:
     """Record what these people stated, and move them to their new cohorts. Rows: numbers of wishes, or WITHDRAWN."""
-    event = databases.head(database)[0] + 1
-    databases.add(database, kind, digest=digest(roster), **facts)
-    for page, rows in roster.pages():
-        database.run("insert into statement values (%s, %s, %s)", event, page, packed(rows))
+    event, held = databases.head(database)[0] + 1, HeldRoster.of(roster)
+    databases.add(database, kind, digest=held.digest, **facts)
+    database.many("insert into statement values (%s, %s, %s)", [(event, *page) for page in held.stored])
+    for page, rows in held.pages():
         cohorts, stated = page_of(database, page), rows != NO_PERSON
         cohorts[stated] = _after(database, cohorts[stated].astype(np.int64), rows[stated].astype(np.int64))
         store_page(database, page, cohorts)
@@ -175,50 +164,3 @@ def _after(database: Database, cohorts: IntArray, rows: IntArray) -> npt.NDArray
         wishes[leaves] = before.wishes[where[leaves]]
     found: npt.NDArray[np.int32] = ids_of(database, wishes, gone, sums)[which.reshape(-1)]
     return found
-
-
-# -- Quotas: the part of any person's lifetime budget that the runs of one project may use together
-
-
-def set_quota(database: Database, project: str, share: float) -> None:
-    """Allow a project's runs this part of any lifetime budget, inside a transaction. Raises RegistryError."""
-    check_name(project)
-    if not (math.isfinite(share) and 0 < share <= 1):
-        raise RegistryError(f"A quota is a part of a lifetime budget, above 0 and at most 1, got {share}.")
-    databases.add(database, "quota", project=project, share=float(share))
-    database.run(
-        "insert into quota values (%s, %s) on conflict (project) do update set share = excluded.share", project, share
-    )
-
-
-def check(database: Database, project: str, table: Table, roster: Pages) -> None:
-    """Raise RegistryRefusedError if this run would exceed its project's quota for a person, at the home order."""
-    quota = database.run("select share from quota where project = %s", project)
-    if not quota:
-        return
-    others = [
-        (run, Table.from_dict(json.loads(plan)).costs(tuple(json.loads(charged)) if charged else None))
-        for run, plan, charged in database.run("select id, plan, charged from run where project = %s", project)
-    ]
-    homes = dict(database.run("select id, home from wish"))
-    costs = table.costs()
-    for page, rows in roster.pages():
-        takes_part = rows != NO_PERSON
-        used = np.zeros((PAGE, costs.shape[1]), dtype=np.int64)
-        used[takes_part] += costs[rows[takes_part]]
-        for run, cost in others:
-            for (stored,) in database.run("select rows from part where run = %s and page = %s", run, page):
-                of_run = unpacked(stored, np.int16)
-                used[of_run != NO_PERSON] += cost[of_run[of_run != NO_PERSON]]
-        cohorts = page_of(database, page)[takes_part]
-        distinct, which = np.unique(cohorts, return_inverse=True)
-        wishes = known(database, distinct).wishes
-        if len(wishes) != len(distinct):
-            raise RegistryError("The roster has people who are not enrolled.")
-        home = np.array([homes[wish] for wish in wishes.tolist()])
-        limit = caps_of(database, wishes)[np.arange(len(home)), home] * quota[0][0]
-        if (used[takes_part][np.arange(len(which)), home[which]] > limit[which]).any():
-            raise RegistryRefusedError(
-                f"The project {project!r} would use more than its quota from some people. Nothing was charged. "
-                "Plan a smaller run, or have the quota raised."
-            )

@@ -1,4 +1,7 @@
-"""Registry: one lifetime budget per person, over all runs that are charged to it."""
+"""Registry: one lifetime budget per person, over all runs that are charged to it.
+
+Reservation: the right of one run to make the steps that its people were charged for.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import secrets
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +27,77 @@ from ..errors import RegistryError, RegistryRefusedError
 from ..planning import Plan
 from . import cohorts, copies, databases, people, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
-from .databases import PAGE, SCHEMA, check_name, create, database
-from .reservation import Reservation, roster_digest
+from .databases import SCHEMA, Database, check_name, create, database
 from .rosters import Pages, Roster, Table
 from .summary import PersonRun, Summary, counts, runs_of_person, summary
 from .verifier import Verdict
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 PEPPER_BYTES = 32
 NO_PEPPER = "People of a registry are found with its pepper, and there is none. Give its file: --pepper, or pepper=."
+
+
+class Keeper(Protocol):
+    """What a reservation needs of a registry."""
+
+    id: str
+
+    def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None: ...
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None: ...
+
+    def leavers(self, numbers: IntArray) -> IntArray: ...
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What `Registry.reserve` gives, for `fit` and `make_private`.
+
+    registry  where it was reserved
+    run       its name there
+    plan      digest of the plan that was charged
+    roster    digest of each person's row, in the order of the list
+    numbers   (people,) their numbers in the registry
+    """
+
+    registry: Keeper = field(repr=False)
+    run: str
+    plan: str = field(repr=False)
+    roster: str = field(repr=False)
+    numbers: IntArray = field(repr=False, compare=False)
+
+    def begin(self, key: str, previous: str | None, ledger: str) -> None:
+        """Tie the run to the commitment of its key, or of the one that replaces `previous`.
+
+        ledger  the hash of its first line
+
+        Raises RegistryRefusedError if the run has begun under another key, or with another ledger.
+        """
+        self.registry.begin(self.run, key, previous, ledger)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As in run.json and in the first line of the ledger."""
+        return {"id": self.registry.id, "run": self.run}
+
+    def leavers(self) -> IntArray:
+        """(leavers,) places in the list of those who withdrew, or lowered their budget below what is spent."""
+        return self.registry.leavers(self.numbers)
+
+    def settle(self, charged: Sequence[int], ledger: str, key: str) -> None:
+        """Give back the steps that a closed ledger did not charge.
+
+        ledger  the hash of its last line
+        key     commitment to its last key
+        """
+        self.registry.settle(self.run, charged, ledger, key)
+
+
+def roster_digest(group: IntArray) -> str:
+    """SHA-256 of each person's row."""
+    return hashlib.sha256(group.astype("<i8").tobytes()).hexdigest()
 
 
 class Registry:
@@ -109,26 +174,23 @@ class Registry:
         Raises RegistryRefusedError if some are enrolled already, RegistryError for budgets that no account can keep.
         """
         hashed = self._pseudonyms(ids)
-        epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
-        return len(self._transaction(lambda: people.enrol(self._database, hashed, epsilons, deltas)))
+        self._transaction(people.enrol, hashed, *_each(len(hashed), epsilon, delta))
+        return len(hashed)
 
     def change(self, ids: Sequence[Any], epsilon: npt.ArrayLike, delta: npt.ArrayLike = 1e-5) -> None:
         """Give people other lifetime budgets: larger, or smaller ones. What was spent stays spent."""
         hashed = self._pseudonyms(ids)
-        epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
-        self._transaction(
-            lambda: people.change(self._database, people.enrolled(self._database, hashed), epsilons, deltas)
-        )
+        budgets = _each(len(hashed), epsilon, delta)
+        self._transaction(lambda found: people.change(found, people.enrolled(found, hashed), *budgets))
 
     def withdraw(self, ids: Sequence[Any]) -> None:
         """No further draws of these people. What was released stays, and what was spent stays spent."""
         hashed = self._pseudonyms(ids)
-        self._transaction(lambda: people.withdraw(self._database, people.enrolled(self._database, hashed)))
+        self._transaction(lambda found: people.withdraw(found, people.enrolled(found, hashed)))
 
     def numbers(self, ids: Sequence[Any]) -> IntArray:
         """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
-        hashed = self._pseudonyms(ids)
-        return self._reading(lambda: people.enrolled(self._database, hashed))
+        return self._reading(people.enrolled, self._pseudonyms(ids))
 
     def are_enrolled(self, ids: Sequence[Any]) -> npt.NDArray[np.bool_]:
         """(people,) who is enrolled. Confidential."""
@@ -144,14 +206,12 @@ class Registry:
         Raises RegistryRefusedError if some are not enrolled, RegistryError for an id that occurs twice.
         """
         hashed = self._pseudonyms(ids)
-        return self._reading(
-            lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed), self.spelling)
-        )
+        return self._reading(lambda found: accounts_of(found, ids, people.enrolled(found, hashed), self.spelling))
 
     def admit(self, role: str, one: Any) -> None:
         """Let a role of PostgreSQL state what this person wants (roles.sql). Raises RegistryRefusedError."""
         number = int(self.numbers([one])[0])
-        self._transaction(lambda: requests.admit(self._database, role, number))
+        self._transaction(lambda found: found.run("insert into subject values (%s, %s)", role, number))
 
     def carry_out(self, progress: Callable[[float], None] = lambda part: None) -> int:
         """Carry out what people stated as roles of PostgreSQL, in short transactions; the number of their requests.
@@ -197,7 +257,7 @@ class Registry:
         some person has too little left or withdrew, if the project's quota is used up, or if the run is reserved for
         something else.
         """
-        self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
+        self._transaction(runs.reserve, run, table, roster, kind, project)
 
     def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None:
         """Tie a reserved run to the commitment of its key, or of the one that replaces `previous`.
@@ -207,7 +267,7 @@ class Registry:
         Raises RegistryRefusedError if the run has begun under another key, perhaps on another machine, or with another
         ledger.
         """
-        self._transaction(lambda: runs.begin(self._database, run, key, previous, ledger))
+        self._transaction(runs.begin, run, key, previous, ledger)
 
     def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None:
         """Give back the steps that were not made; the run ends for good.
@@ -221,18 +281,18 @@ class Registry:
         approval.
         """
         steps = tuple(operator.index(n) for n in charged)
-        self._transaction(lambda: runs.settle(self._database, run, steps, ledger, key))
+        self._transaction(runs.settle, run, steps, ledger, key)
 
     def cancel(self, run: str, missing_ok: bool = False) -> None:
         """Give back all steps of a run that never began; it never can. Raises RegistryRefusedError if it has begun.
 
         missing_ok  True: nothing happens if there is no such run
         """
-        self._transaction(lambda: runs.cancel(self._database, run, missing_ok))
+        self._transaction(runs.cancel, run, missing_ok)
 
     def limit_refunds(self, share: float) -> None:
         """Let a run give back at most this share of its steps, from 0 to 1, unless an officer approves more."""
-        self._transaction(lambda: runs.limit_refunds(self._database, share))
+        self._transaction(runs.limit_refunds, share)
 
     def approve(self, run: str, charged: Sequence[int] | None = None, ledger: str = "") -> None:
         """Allow a run to be settled like this although it gives back more than the owner's limit.
@@ -240,7 +300,7 @@ class Registry:
         charged, ledger  as in `settle`; by default, all steps of a run that never began are given back
         """
         steps = None if charged is None else tuple(operator.index(n) for n in charged)
-        self._transaction(lambda: runs.approve(self._database, run, steps, ledger))
+        self._transaction(runs.approve, run, steps, ledger)
 
     def quarantine(self, events: Sequence[int], reason: str) -> None:
         """Take wrong events out of the account, so that everyone else goes on. Only the owner can do this.
@@ -250,7 +310,7 @@ class Registry:
 
         Raises RegistryRefusedError for an event that is right, or if another one is wrong.
         """
-        self._transaction(lambda: copies.quarantine(self._database, events, reason))
+        self._transaction(copies.quarantine, events, reason)
 
     def check_table(self, run: str, table: Table) -> None:
         """Raise RegistryRefusedError if this run is reserved for another table."""
@@ -268,7 +328,7 @@ class Registry:
         """
         self.check_table(run, table_of(plan))
         numbers = self._numbers(ids)
-        return again(runs.StoredRoster(self._database, run), plan, ids, numbers, self.spelling)
+        return again(runs.held(self._database, run), plan, ids, numbers, self.spelling)
 
     def run(self, run: str) -> runs.StoredRun:
         """What is stored of a run. Raises RegistryError if there is none."""
@@ -279,11 +339,11 @@ class Registry:
 
         A lowered budget puts people over it; what was released under the former one stays.
         """
-        return self._reading(lambda: cohorts.leavers(self._database, numbers))
+        return self._reading(cohorts.leavers, numbers)
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of each lifetime budget, all together."""
-        self._transaction(lambda: people.set_quota(self._database, project, share))
+        self._transaction(runs.set_quota, project, share)
 
     # -- evidence ----------------------------------------------------------------------------------
 
@@ -292,24 +352,24 @@ class Registry:
 
         day  the result also counts the people who withdrew before it, and stayed so
         """
-        return self._reading(lambda: verifier.verify(self._database.stream, datetime.now(UTC), str(day or "")))
+        return self._reading(lambda found: verifier.verify(found.stream, datetime.now(UTC), str(day or "")))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
-        return self._reading(lambda: summary(self._database, self.id))
+        return self._reading(summary, self.id)
 
     def counts(self) -> dict[str, Any]:
         """Coarse numbers of people and runs, for an export."""
-        return self._reading(lambda: counts(self._database))
+        return self._reading(counts)
 
     def runs_of(self, one: Any) -> list[PersonRun]:
         """The runs in which this person takes part. Confidential. Raises RegistryRefusedError if not enrolled."""
         number = int(self.numbers([one])[0])
-        return self._reading(lambda: runs_of_person(self._database, number, PAGE))
+        return self._reading(runs_of_person, number)
 
     def hash_at(self, number: int) -> str | None:
         """The hash of this event; None if there are fewer events."""
-        return self._reading(lambda: databases.hash_at(self._database, number))
+        return self._reading(databases.hash_at, number)
 
     def copy(self, url: str) -> None:
         """Copy the whole registry, as of now, into a new and empty database, or raise RegistryError."""
@@ -317,19 +377,12 @@ class Registry:
 
     def repair(self) -> None:
         """Compute the sums of all people again from the events. Raises RegistryError if an event is wrong."""
-
-        def work() -> None:
-            history = verifier.History(self._database.stream, datetime.now(UTC))
-            cohorts.rebuild(self._database, map(history.page, range(history.pages)))
-            if history.fault or history.unfounded():
-                raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
-
-        self._transaction(work)
+        self._transaction(copies.repair)
 
     @property
     def head(self) -> tuple[int, str]:
         """(number of events, hash of the last one): keep it elsewhere, to notice a restored backup."""
-        return self._reading(lambda: databases.head(self._database))
+        return self._reading(databases.head)
 
     def release(
         self,
@@ -361,13 +414,13 @@ class Registry:
         numbers = self.numbers(ids)
         table = Table(np.ones((1, 1)), np.full((1, 1), float(noise_multiplier)), (1,))
 
-        def work() -> None:
-            if runs.stored_runs(self._database, name):
+        def work(found: Database) -> None:
+            if runs.stored_runs(found, id=name):
                 raise RegistryError(f"A run or statistic {name!r} was released before. Choose another name.")
-            runs.reserve(self._database, name, table, Roster(numbers, np.zeros_like(numbers)), "statistic", project)
+            runs.reserve(found, name, table, Roster(numbers, np.zeros_like(numbers)), "statistic", project)
             key = secrets.token_hex(32)  # of nothing: a statistic is released once
-            runs.begin(self._database, name, key, None, "")
-            runs.settle(self._database, name, (1,), "", key)
+            runs.begin(found, name, key, None, "")
+            runs.settle(found, name, (1,), "", key)
 
         self._transaction(work)  # durable before anything is released
         noise = np.random.Generator(np.random.Philox(key=secrets.randbits(128))).standard_normal(exact.shape)
@@ -386,13 +439,13 @@ class Registry:
     def __repr__(self) -> str:
         return f"Registry({self.id})"
 
-    def _transaction(self, work: Callable[[], T]) -> T:
-        return self._database.transaction(work)
+    def _transaction(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do this work with the database in one transaction; its result."""
+        return self._database.transaction(lambda: work(self._database, *args, **kwargs))
 
     def _numbers(self, ids: Sequence[Any]) -> IntArray:
         """(people,) their numbers, −1 for those who are not enrolled."""
-        hashed = self._pseudonyms(ids)
-        return self._reading(lambda: people.numbers_of(self._database, hashed))
+        return self._reading(people.numbers_of, self._pseudonyms(ids))
 
     def _pseudonyms(self, ids: Sequence[Any]) -> list[bytes]:
         return people.pseudonyms(ids, self._pepper, self.spelling)
@@ -403,14 +456,12 @@ class Registry:
             raise RegistryError(NO_PEPPER)
         return self._key
 
-    def _reading(self, work: Callable[[], T]) -> T:
+    def _reading(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for work that only reads. Raises RegistryError for values that no registry has."""
         try:
-            return self._database.snapshot(work)
+            return self._database.snapshot(lambda: work(self._database, *args, **kwargs))
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, zlib.error):
-            raise RegistryError(
-                "The registry was altered: it holds values that cannot be read. See what is wrong: epsilons registry "
-                "verify."
-            ) from None
+            raise RegistryError(databases.ALTERED) from None
 
 
 def table_of(plan: Plan) -> Table:
@@ -434,12 +485,13 @@ def _spelling(kept: str, stated: Rule) -> Rule:
     return stated
 
 
-def _each(values: npt.ArrayLike, people: int) -> FloatArray:
-    """(people,) numbers. Raises RegistryError for another number of them."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != people):
+def _each(people: int, epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """(people,) numbers each. Raises RegistryError for another number of them."""
+    given = [np.asarray(values, dtype=np.float64) for values in (epsilon, delta)]
+    if not all(array.shape in ((), (people,)) for array in given):
         raise RegistryError(f"Give one number for all, or one for each of the {people:,} people.")
-    return np.array(np.broadcast_to(array, (people,)))
+    epsilons, deltas = (np.array(np.broadcast_to(array, (people,))) for array in given)
+    return epsilons, deltas
 
 
 def _pepper_path(url: str, pepper: str | Path | None) -> Path | None:

@@ -40,11 +40,6 @@ def roles_script() -> str:
     return resources.files(__package__).joinpath("sql", "roles.sql").read_text(encoding="utf-8")
 
 
-def admit(database: Database, role: str, number: int) -> None:
-    """Let this role of PostgreSQL state what the person with this number wants, inside a transaction."""
-    database.run("insert into subject values (%s, %s)", role, number)
-
-
 def carry_out(database: Database, progress: Callable[[float], None]) -> int:
     """Carry out the requests that wait now, oldest first, in short transactions; their number.
 

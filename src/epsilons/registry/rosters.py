@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -13,9 +13,7 @@ import numpy.typing as npt
 from ..accounting import filter as weighted_orders
 from ..core.mechanism import FloatArray, IntArray
 from ..errors import RegistryError
-from .databases import PAGE
-
-# -- Whole numbers of pico-nats: what a person may spend at each Rényi order, and what a run costs them
+from .databases import PAGE, packed, unpacked
 
 #: Pico-nats per nat.
 UNIT = 10**12
@@ -159,23 +157,28 @@ def checked(roster: Pages) -> Iterator[tuple[int, Rows]]:
         raise RegistryError("A roster needs at least one person.")
 
 
-class Digest:
-    """SHA-256 of who takes part in which row, page by page."""
+class HeldRoster:
+    """A roster as it is stored, read once: who is charged is who is stored, whatever the given one gives later.
 
-    def __init__(self) -> None:
-        self._known = hashlib.sha256()
+    stored  (page, its packed rows), by rising page
+    """
 
-    def add(self, page: int, rows: Rows) -> None:
-        self._known.update(int(page).to_bytes(8, "little") + rows.tobytes())
+    def __init__(self, stored: Iterable[tuple[int, bytes]]) -> None:
+        self.stored = list(stored)
+
+    @classmethod
+    def of(cls, roster: Pages) -> Self:
+        """This roster. Raises RegistryError for pages of another form or order."""
+        return cls((page, packed(rows)) for page, rows in checked(roster))
+
+    def pages(self) -> Iterator[tuple[int, Rows]]:
+        for page, rows in self.stored:
+            yield page, unpacked(rows, np.int16)
 
     @property
-    def value(self) -> str:
-        return self._known.hexdigest()
-
-
-def digest(roster: Pages) -> str:
-    """SHA-256 of who takes part in which row."""
-    known = Digest()
-    for page, rows in checked(roster):
-        known.add(page, rows)
-    return known.value
+    def digest(self) -> str:
+        """SHA-256 of who takes part in which row, page by page."""
+        known = hashlib.sha256()
+        for page, rows in self.pages():
+            known.update(int(page).to_bytes(8, "little") + rows.tobytes())
+        return known.hexdigest()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..core.mechanism import IntArray
 from ..errors import RegistryError, RegistryRefusedError
-from . import databases, people
-from .cohorts import move
-from .databases import Database, check_name, packed, unpacked
-from .rosters import Digest, Pages, Rows, Table, checked
+from . import databases
+from .cohorts import Wishes, known, move, page_of
+from .databases import PAGE, Database, check_name, unpacked
+from .rosters import NO_PERSON, HeldRoster, Pages, Rows, Table
 
 RESERVED, RUNNING, SETTLED, CANCELLED = "reserved", "running", "settled", "cancelled"
 ENDED = (SETTLED, CANCELLED)
@@ -35,13 +35,13 @@ class StoredRun:
     begun    hash of the first line of its ledger; "" for a statistic; None before it begins
     """
 
+    table: Table
+    charged: tuple[int, ...] | None
     id: str
     state: str
     kind: str
     project: str
     digest: str
-    table: Table
-    charged: tuple[int, ...] | None
     key: str | None
     ledger: str | None
     begun: str | None
@@ -52,68 +52,36 @@ class StoredRun:
         return self.table.costs(self.charged)
 
 
-class HeldRoster:
-    """A roster as it is stored, read once: who is charged is who is stored, whatever the given one gives later."""
-
-    def __init__(self, roster: Pages) -> None:
-        known = Digest()
-        self.stored: list[tuple[int, bytes]] = []
-        for page, rows in checked(roster):
-            known.add(page, rows)
-            self.stored.append((page, packed(rows)))
-        self.digest = known.value
-
-    def pages(self) -> Iterator[tuple[int, Rows]]:
-        for page, rows in self.stored:
-            found: Rows = unpacked(rows, np.int16)
-            yield page, found
+def held(database: Database, run: str) -> HeldRoster:
+    """The roster of a run that is stored."""
+    return HeldRoster(database.run("select page, rows from part where run = %s order by page", run))
 
 
-class StoredRoster:
-    """The roster of a run that is stored, with a page at a time in memory."""
-
-    def __init__(self, database: Database, run: str) -> None:
-        self._database, self._run = database, run
-
-    def pages(self) -> Iterator[tuple[int, Rows]]:
-        for (page,) in self._database.run("select page from part where run = %s order by page", self._run):
-            ((rows,),) = self._database.run("select rows from part where run = %s and page = %s", self._run, page)
-            found: Rows = unpacked(rows, np.int16)
-            yield page, found
+def rows_of(database: Database, run: str, page: int) -> Rows:
+    """(PAGE,) each person's row in a run that is stored, or NO_PERSON."""
+    stored = database.run("select rows from part where run = %s and page = %s", run, page)
+    return unpacked(stored[0][0], np.int16) if stored else np.full(PAGE, NO_PERSON, dtype=np.int16)
 
 
-def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
-    """All runs, or those of this id (one, or none)."""
-    which = "" if run is None else " where id = %s"
+def stored_runs(database: Database, **where: str) -> list[StoredRun]:
+    """All runs, or those with this id (one, or none) or project."""
+    which = "".join(f" where {name} = %s" for name in where)
     rows = database.run(
-        f"select id, state, kind, project, digest, plan, charged, key, ledger, begun from run{which} order by id",
-        *([] if run is None else [run]),
+        f"select plan, charged, id, state, kind, project, digest, key, ledger, begun from run{which} order by id",
+        *where.values(),
     )
     return [
-        StoredRun(
-            i,
-            state,
-            kind,
-            project,
-            digest,
-            Table.from_dict(json.loads(plan)),
-            charged and tuple(json.loads(charged)),
-            *last,
-        )
-        for i, state, kind, project, digest, plan, charged, *last in rows
+        StoredRun(Table.from_dict(json.loads(plan)), charged and tuple(json.loads(charged)), *facts)
+        for plan, charged, *facts in rows
     ]
 
 
 def stored_run(database: Database, run: str) -> StoredRun:
     """The run of this id. Raises RegistryError if there is none."""
-    found = stored_runs(database, run)
+    found = stored_runs(database, id=run)
     if not found:
         raise RegistryError(f"No run {run!r} is reserved in this registry.")
     return found[0]
-
-
-def _digest(plan: str, roster: str, kind: str, project: str) -> str:
-    return hashlib.sha256(json.dumps([plan, roster, kind, project]).encode()).hexdigest()
 
 
 def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str, project: str) -> None:
@@ -124,22 +92,22 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
     for name in (run, project, kind):
         check_name(name)
     plan = json.dumps(table.to_dict(), sort_keys=True)
-    held = HeldRoster(roster)
-    asked = _digest(plan, held.digest, kind, project)
-    earlier = stored_runs(database, run)
+    given = HeldRoster.of(roster)
+    asked = hashlib.sha256(json.dumps([plan, given.digest, kind, project]).encode()).hexdigest()
+    earlier = stored_runs(database, id=run)
     if earlier:
         if earlier[0].digest != asked:
             raise RegistryRefusedError(
                 f"The run {run!r} is reserved for another plan, other people, or another project. Choose another name."
             )
         return
-    people.check(database, project, table, held)
-    move(database, held, table.costs(), is_charge=True)
+    _check_quota(database, project, table, given)
+    move(database, given, table.costs(), is_charge=True)
     database.run(
         "insert into run (id, state, kind, project, digest, plan) values (%s, %s, %s, %s, %s, %s)",
         *(run, RESERVED, kind, project, asked, plan),
     )
-    database.many("insert into part values (%s, %s, %s)", ((run, *page) for page in held.stored))
+    database.many("insert into part values (%s, %s, %s)", ((run, *page) for page in given.stored))
     databases.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
 
 
@@ -193,7 +161,7 @@ def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
 
     Raises RegistryRefusedError if it has begun, or if the owner allows less to be given back without an approval.
     """
-    if missing_ok and not stored_runs(database, run):
+    if missing_ok and not stored_runs(database, id=run):
         return
     found = stored_run(database, run)
     if found.key is not None:
@@ -213,7 +181,7 @@ def _end(database: Database, run: StoredRun, state: str, charged: tuple[int, ...
     update = "update run set state = %s, charged = %s, ledger = %s where id = %s"
     database.run(update, state, json.dumps(list(charged)), ledger, run.id)
     if back.any():
-        move(database, StoredRoster(database, run.id), back, is_charge=False)
+        move(database, held(database, run.id), back, is_charge=False)
 
 
 def limit_refunds(database: Database, share: float) -> None:
@@ -234,3 +202,44 @@ def approve(database: Database, run: str, charged: tuple[int, ...] | None, ledge
     charged = (0,) * len(found.table.steps) if charged is None else charged
     found.table.costs(charged)  # refuses other steps than it reserved
     databases.add(database, "approve", run=run, charged=list(charged), ledger=ledger)
+
+
+# -- Quotas: the part of any person's lifetime budget that the runs of one project may use together
+
+
+def set_quota(database: Database, project: str, share: float) -> None:
+    """Allow a project's runs this part of any lifetime budget, inside a transaction. Raises RegistryError."""
+    check_name(project)
+    if not (math.isfinite(share) and 0 < share <= 1):
+        raise RegistryError(f"A quota is a part of a lifetime budget, above 0 and at most 1, got {share}.")
+    databases.add(database, "quota", project=project, share=float(share))
+    database.run(
+        "insert into quota values (%s, %s) on conflict (project) do update set share = excluded.share", project, share
+    )
+
+
+def _check_quota(database: Database, project: str, table: Table, roster: Pages) -> None:
+    """Raise RegistryRefusedError if this run would exceed its project's quota for a person, at the home order."""
+    quota = database.run("select share from quota where project = %s", project)
+    if not quota:
+        return
+    costs, wishes = table.costs(), Wishes(database)
+    others = [(run.id, run.costs) for run in stored_runs(database, project=project)]
+    for page, rows in roster.pages():
+        takes_part = rows != NO_PERSON
+        used = np.zeros((PAGE, costs.shape[1]), dtype=np.int64)
+        used[takes_part] += costs[rows[takes_part]]
+        for run, cost in others:
+            of_run = rows_of(database, run, page)
+            used[of_run != NO_PERSON] += cost[of_run[of_run != NO_PERSON]]
+        distinct, which = np.unique(page_of(database, page)[takes_part], return_inverse=True)
+        theirs = known(database, distinct).wishes
+        if len(theirs) != len(distinct):
+            raise RegistryError("The roster has people who are not enrolled.")
+        home = wishes.home[wishes.places(theirs)]
+        limit = wishes.caps(theirs)[np.arange(len(home)), home] * quota[0][0]
+        if (used[takes_part][np.arange(len(which)), home[which]] > limit[which]).any():
+            raise RegistryRefusedError(
+                f"The project {project!r} would use more than its quota from some people. Nothing was charged. "
+                "Plan a smaller run, or have the quota raised."
+            )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ..accounting.filter import offsets
 from ..core.disclosure import SMALLEST_SHOWN, at_least, display_rows, rounded_up
 from ..core.mechanism import FloatArray, Groups, IntArray
+from . import databases
 from .accounts import LEAST_LEFT
-from .cohorts import EMPTY, known, page_of
-from .databases import Database, unpacked
+from .cohorts import EMPTY, Wishes, known, of_people, page_of
+from .databases import PAGE, Database
 from .rosters import NO_PERSON, UNIT
-from .runs import StoredRun, stored_runs
+from .runs import StoredRun, rows_of, stored_runs
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,23 @@ class PersonRun:
 
 def summary(database: Database, registry: str) -> Summary:
     """Everything that `epsilons registry show` prints; inside a transaction."""
-    ((events, head),) = database.run("select number, hash from head")
+    events, head = databases.head(database)
     ((people,),) = database.run("select count(*) from person")
-    wishes = _Wishes(database)
-    runs = stored_runs(database)
-    counts = _Counts(database, wishes, runs)
+    counts = _Totals(database)
     return Summary(
         registry=registry,
-        events=int(events),
-        head=str(head),
+        events=events,
+        head=head,
         people=_number(people),
-        wishes=_wish_rows(database, wishes, counts.cohorts),
-        projects=_project_rows(database, runs, counts),
-        runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in runs),
+        wishes=_wish_rows(database, counts),
+        projects=_project_rows(database, counts),
+        runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in counts.runs),
     )
+
+
+def _run_row(run: StoredRun, people: str) -> RunUse:
+    charged = None if run.charged is None else sum(run.charged)
+    return RunUse(run.id, run.project, run.kind, run.state, sum(run.table.steps), charged, people)
 
 
 def counts(database: Database) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def counts(database: Database) -> dict[str, Any]:
     Lifetime budgets are in classes that are the same for every registry: at most 1, 2, 5, 10, …. A class of fewer than
     20 people is left out.
     """
-    wishes, people = _Wishes(database), Counter[float]()
+    wishes, people = Wishes(database), Counter[float]()
     bounds = np.array([rounded_up(epsilon) for epsilon in wishes.epsilon.tolist()])
     for _, cohorts, wish in _pages(database, wishes):
         people.update(bounds[wish[cohorts != EMPTY]].tolist())
@@ -122,44 +125,30 @@ def counts(database: Database) -> dict[str, Any]:
     return {"people": coarse(people.total()), "runs": coarse(runs), "epsilon_at_most": budgets}
 
 
-def runs_of_person(database: Database, number: int, page_size: int) -> list[PersonRun]:
+def runs_of_person(database: Database, number: int) -> list[PersonRun]:
     """The runs in which the person with this number takes part; inside a transaction."""
-    page, place = divmod(number, page_size)
-    cohort = known(database, [int(page_of(database, page)[place])])
-    wishes = _Wishes(database)
-    wish = int(np.searchsorted(wishes.ids, cohort.wishes[0]))
-    found = []
+    (rows, _), wishes, (page, place) = of_people(database, np.array([number])), Wishes(database), divmod(number, PAGE)
+    wish, found = int(wishes.places(rows.wishes)[0]), []
     for run in stored_runs(database):
-        stored = database.run("select rows from part where run = %s and page = %s", run.id, page)
-        row = int(unpacked(stored[0][0], np.int16)[place]) if stored else NO_PERSON
+        row = int(rows_of(database, run.id, page)[place])
         if row != NO_PERSON:
-            used = float(wishes.shares(run)[row, wish])
+            used = float(_shares(run, wishes)[row, wish])
             found.append(PersonRun(run.id, run.project, run.kind, run.state, used))
     return found
 
 
-class _Wishes:
-    """All wishes by number: ids, epsilon, delta, home (wishes,) each, and capacity (wishes,) nats at the home order."""
-
-    def __init__(self, database: Database) -> None:
-        rows = database.run("select id, epsilon, delta, home from wish order by id")
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-        if not (((columns >= 0) & (columns < 2**31)).all() and ((columns[2] > 0) & (columns[2] < 1)).all()):
-            raise ValueError("a wish is out of range")
-        self.ids, self.home = columns[0].astype(np.int64), columns[3].astype(np.int64)
-        self.epsilon, self.delta = columns[1], columns[2]
-        self.capacity = self.epsilon
-        if rows:
-            self.capacity = self.epsilon - offsets(self.delta, self.home)[np.arange(len(rows)), self.home]
-
-    def shares(self, run: StoredRun) -> FloatArray:
-        """(rows, wishes) the part of a lifetime budget that a row of this run is charged."""
-        nats = run.costs[:, self.home] / UNIT
-        share: FloatArray = np.divide(nats, self.capacity, out=np.ones_like(nats), where=self.capacity > 0)
-        return share
+def _shares(run: StoredRun, wishes: Wishes) -> FloatArray:
+    """(rows, wishes) the part of a lifetime budget that a row of this run is charged."""
+    return _part(run.costs[:, wishes.home] / UNIT, wishes.capacity)
 
 
-class _Counts:
+def _part(nats: FloatArray, capacity: FloatArray) -> FloatArray:
+    """The part of each capacity that these nats are; 1 where there is none."""
+    part: FloatArray = np.divide(nats, capacity, out=np.ones_like(nats), where=capacity > 0)
+    return part
+
+
+class _Totals:
     """One pass over all pages.
 
     cohorts     cohort -> people
@@ -168,50 +157,42 @@ class _Counts:
     used        project -> sum of the parts of lifetime budgets that its runs used
     """
 
-    def __init__(self, database: Database, wishes: _Wishes, runs: Sequence[StoredRun]) -> None:
+    def __init__(self, database: Database) -> None:
+        self.wishes, self.runs = Wishes(database), stored_runs(database)
         self.cohorts, self.of_run, self.of_project = Counter[int](), Counter[str](), Counter[str]()
-        self.used: dict[str, float] = {run.project: 0.0 for run in runs}
-        self._database, self._runs = database, runs
-        shares = {run.id: wishes.shares(run) for run in runs}
-        for page, cohorts, wish in _pages(database, wishes):
-            self.cohorts.update(cohorts.tolist())
-            self._add(page, wish, shares)
-
-    def _add(self, page: int, wish: IntArray, shares: dict[str, FloatArray]) -> None:
-        took_part: dict[str, Any] = {}
-        for run in self._runs:
-            stored = self._database.run("select rows from part where run = %s and page = %s", run.id, page)
-            if not stored:
-                continue
-            rows = unpacked(stored[0][0], np.int16)
-            here = rows != NO_PERSON
-            self.of_run[run.id] += int(here.sum())
-            self.used[run.project] += float(shares[run.id][rows[here], wish[here]].sum())
-            took_part[run.project] = took_part.get(run.project, False) | here
-        for project, mask in took_part.items():
-            self.of_project[project] += int(mask.sum())
+        self.used = {run.project: 0.0 for run in self.runs}
+        shares = {run.id: _shares(run, self.wishes) for run in self.runs}
+        for page, cohorts, wish in _pages(database, self.wishes):
+            self.cohorts.update(cohorts[cohorts != EMPTY].tolist())
+            took_part: dict[str, Any] = {}
+            for run in self.runs:
+                rows = rows_of(database, run.id, page)
+                here = rows != NO_PERSON
+                self.of_run[run.id] += int(here.sum())
+                self.used[run.project] += float(shares[run.id][rows[here], wish[here]].sum())
+                took_part[run.project] = took_part.get(run.project, False) | here
+            for project, mask in took_part.items():
+                self.of_project[project] += int(mask.sum())
 
 
-def _pages(database: Database, wishes: _Wishes) -> Iterator[tuple[int, Any, IntArray]]:
+def _pages(database: Database, wishes: Wishes) -> Iterator[tuple[int, Any, IntArray]]:
     """(page, (PAGE,) cohort of each place, (PAGE,) place of its wish in `wishes`)."""
     for (page,) in database.run("select number from page order by number"):
         cohorts = page_of(database, page)
         distinct, which = np.unique(cohorts, return_inverse=True)
         rows = known(database, distinct[distinct != EMPTY])
         empty = np.zeros(int(distinct[0] == EMPTY), dtype=np.int64)
-        yield page, cohorts, np.concatenate([empty, np.searchsorted(wishes.ids, rows.wishes)])[which]
+        yield page, cohorts, np.concatenate([empty, wishes.places(rows.wishes)])[which]
 
 
-def _wish_rows(database: Database, wishes: _Wishes, cohorts: dict[int, int]) -> tuple[WishUse, ...]:
-    people = {cohort: count for cohort, count in cohorts.items() if cohort != EMPTY}
-    if not people:
+def _wish_rows(database: Database, counts: _Totals) -> tuple[WishUse, ...]:
+    if not counts.cohorts:
         return ()
-    rows = known(database, people)
-    count = np.array([people[int(cohort)] for cohort in rows.ids])
-    wish = np.searchsorted(wishes.ids, rows.wishes)
+    rows, wishes = known(database, counts.cohorts), counts.wishes
+    count = np.array([counts.cohorts[int(cohort)] for cohort in rows.ids])
+    wish = wishes.places(rows.wishes)
     nats = rows.sums[np.arange(len(wish)), wishes.home[wish]] / UNIT
-    capacity = wishes.capacity[wish]
-    used = np.minimum(np.divide(nats, capacity, out=np.ones_like(nats), where=capacity > 0), 1.0)
+    used = np.minimum(_part(nats, wishes.capacity[wish]), 1.0)
     stays = (used < 1 - LEAST_LEFT) & ~rows.withdrawn
     stated = np.stack([wishes.epsilon[wish], wishes.delta[wish]], axis=1)
     distinct, group = np.unique(stated, axis=0, return_inverse=True)
@@ -227,20 +208,15 @@ def _wish_rows(database: Database, wishes: _Wishes, cohorts: dict[int, int]) -> 
     return tuple(shown)
 
 
-def _project_rows(database: Database, runs: Sequence[StoredRun], counts: _Counts) -> tuple[ProjectUse, ...]:
+def _project_rows(database: Database, counts: _Totals) -> tuple[ProjectUse, ...]:
     quotas = dict(database.run("select project, share from quota"))
     rows = []
     for project in sorted({*counts.used, *quotas}):
         took_part = counts.of_project[project]
         mean = None if took_part < SMALLEST_SHOWN else round(counts.used[project] / took_part, 2)
-        number = sum(run.project == project for run in runs)
+        number = sum(run.project == project for run in counts.runs)
         rows.append(ProjectUse(project, number, quotas.get(project), at_least(took_part), mean))
     return tuple(rows)
-
-
-def _run_row(run: StoredRun, people: str) -> RunUse:
-    charged = None if run.charged is None else sum(run.charged)
-    return RunUse(run.id, run.project, run.kind, run.state, sum(run.table.steps), charged, people)
 
 
 def _left(count: int, size: int) -> str:

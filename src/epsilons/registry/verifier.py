@@ -162,7 +162,7 @@ class _Run:
         return self.name, *self.facts, self.state, charged, self.ledger, self.keys[-1], self.begun
 
 
-class _Sums:
+class _Adder:
     """(PAGE, orders) sums of costs. Runs with few rows are joined, so that one look-up adds several of them."""
 
     def __init__(self) -> None:
@@ -431,7 +431,7 @@ class History:
         What is wrong is in `fault`, `over` and `illegal` afterwards.
         """
         wish, was_over = np.zeros(PAGE, dtype=np.int64), np.zeros(PAGE, dtype=bool)
-        home, cap, spent, withdrawn, used, sums, reserved = wish, wish - 1, wish, wish, dict[str, Ints](), _Sums(), 0
+        home, cap, spent, withdrawn, used, sums, reserved = wish, wish - 1, wish, wish, dict[str, Ints](), _Adder(), 0
         for number, place in zip(self.touched[page][::2], self.touched[page][1::2], strict=True):
             rows, is_named = _unpacked(self._kept(place), np.int16).astype(np.int64), number in self.named
             here = rows != NO_PERSON

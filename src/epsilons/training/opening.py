@@ -19,7 +19,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.plan_folder import Slot
 from ..ledger.run_folder import RunFolder
 from ..planning import Plan
-from ..registry.reservation import roster_digest
+from ..registry.registry import roster_digest
 from . import checkpoints, validation
 from .distributed import Ranks
 from .parts import Inputs, Request
