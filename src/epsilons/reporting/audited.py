@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from ..core.disclosure import of_unit
 from ..errors import RunError, parsed_json
-from .load_run import RunRecord, _Strict
+from ..ledger.run_folder import Strict
+from .load_run import RunRecord
 from .origins import Origins
 
 VERDICTS = {
@@ -18,7 +19,7 @@ VERDICTS = {
 }
 
 
-class _Group(_Strict):
+class _Group(Strict):
     epsilon: float
     epsilon_spent: float
     canaries: int
@@ -27,7 +28,7 @@ class _Group(_Strict):
     violated: bool
 
 
-class _File(_Strict):
+class _File(Strict):
     """audit.json, as far as it is shown."""
 
     document: Literal["epsilons audit"]

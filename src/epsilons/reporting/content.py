@@ -26,6 +26,7 @@ from ..core.disclosure import (
     has_small_cells,
     of_unit,
 )
+from ..ledger.run_folder import RunSettings
 from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
@@ -33,7 +34,7 @@ from . import population, sentences
 from .about import About, Period, about_of, period_of
 from .audited import Audited, audit_of
 from .audited import publish as what_to_publish
-from .load_run import RunRecord, RunSettings
+from .load_run import RunRecord
 from .membership import Result
 from .origins import Origins, origins_of
 from .plan_words import Curve, PhaseTable, curve_of, phases_of

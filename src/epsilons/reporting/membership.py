@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from ..ledger.run_folder import Strict
 from ..planning import display
 
 #: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
@@ -24,11 +23,7 @@ GROUP = "epsilon "
 HEIGHT = 320  # pixels of the plot
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-
-class Estimate(_Strict):
+class Estimate(Strict):
     """A value and its 95 % interval; low and high are None where nothing can be said."""
 
     value: float | None
@@ -36,7 +31,7 @@ class Estimate(_Strict):
     high: float | None
 
 
-class Found(_Strict):
+class Found(Strict):
     """The true-positive rate at one false-positive rate; None if there were too few false alarms."""
 
     rate: float
@@ -44,7 +39,7 @@ class Found(_Strict):
     certified: float
 
 
-class Roc(_Strict):
+class Roc(Strict):
     """Points of an ROC, with 95 % intervals."""
 
     rate: list[float]
@@ -53,14 +48,14 @@ class Roc(_Strict):
     high: list[float]
 
 
-class Curve(_Strict):
+class Curve(Strict):
     """Points of a certified curve: no attack has a higher power."""
 
     rate: list[float]
     power: list[float]
 
 
-class Outcome(_Strict):
+class Outcome(Strict):
     """One attack on one group."""
 
     attack: str
@@ -73,7 +68,7 @@ class Outcome(_Strict):
     roc: Roc
 
 
-class Group(_Strict):
+class Group(Strict):
     """A group of records, or several merged."""
 
     label: str
@@ -82,7 +77,7 @@ class Group(_Strict):
     certified: Curve
 
 
-class Difference(_Strict):
+class Difference(Strict):
     """AUC of a looser group minus that of a stricter group."""
 
     attack: str
@@ -94,7 +89,7 @@ class Difference(_Strict):
     p_value: float | None
 
 
-class Result(_Strict):
+class Result(Strict):
     """membership.json, as far as it is shown."""
 
     shadows: int
