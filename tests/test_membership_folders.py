@@ -297,4 +297,4 @@ def test_groups_of_one_epsilon_are_told_apart_by_delta():
     chosen = epsilons.Budgets(np.full(RECORDS, 4.0), deltas)
     planned = epsilons.plan(chosen, epsilons.Recipe(steps=4, batch_size=20, clip_norm=1.0), strategy="sample")
     result = attack(plan=planned, budgets=chosen, shadows=8, attacks=["loss"], placebo=True)
-    assert sorted(row.label for row in result.rows) == ["4 (δ = 1e-05)", "4 (δ = 1e-06)"]
+    assert sorted(row.label for row in result.groups) == ["4 (δ = 1e-05)", "4 (δ = 1e-06)"]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Recipe, plan
+from epsilons.auditing.membership import draw, paired
 from epsilons.auditing.membership.analysis import analyse
-from epsilons.auditing.membership.result import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS, draw, paired
 from epsilons.auditing.membership.signals import Signals
 from epsilons.core.disclosure import PLAN_SUPPRESSED
 from epsilons.errors import InputError
+from epsilons.reporting.membership import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, 40 times: no guarantee covers them, their scores or this "
@@ -65,8 +66,8 @@ def result(two):
 
 def test_a_result_has_every_attack_on_every_group(result, two):
     assert result.names == ("strong", "blind")
-    assert [(one.attack, one.row) for one in result.attacks] == [(name, g) for name in result.names for g in (0, 1)]
-    assert [(row.label, row.epsilon, row.records) for row in result.rows] == [("1", 1.0, 150), ("4", 4.0, 150)]
+    assert [(one.attack, one.group) for one in result.attacks] == [(name, g) for name in result.names for g in (0, 1)]
+    assert [(row.label, row.epsilon, row.records) for row in result.groups] == [("1", 1.0, 150), ("4", 4.0, 150)]
     assert (result.plan, result.shadows, result.records) == (two[1].digest, 40, 300)
     assert result.of("strong", 1).auc.value == np.mean(result.target_auc["strong"][:, 1])
     assert result.of("strong", 0).auc.value < result.of("strong", 1).auc.value
@@ -96,7 +97,7 @@ def test_a_result_repeats_to_the_bit_with_or_without_other_attacks(two, result):
     scores = {"strong": scores_of(member, np.linspace(0.1, 0.3, 2)[two[0].group])}
     alone = analyse(signals_of(member), scores, two[1], two[0].group, dealt_at_random=True)
     assert alone.attacks == tuple(one for one in alone.attacks if one.attack == "strong")
-    assert [one.to_dict() for one in alone.attacks] == [one.to_dict() for one in result.attacks[:2]]
+    assert alone.to_dict()["attacks"] == result.to_dict()["attacks"][:2]
     assert alone.differences == result.differences[:1]
 
 
@@ -119,22 +120,22 @@ def test_an_attack_slightly_above_the_certified_curve_is_found_and_one_below_is_
     below, above = (analysed(budgets, made, shift=(part * mu,) * 2, shadows=64) for part in (0.8, 1.3))
     assert not below.exceeds_certified
     assert [one.attack for one in above.exceeds_certified] == ["strong"]
-    assert below.of("strong", 0).share < 1 < above.of("strong", 0).share
+    assert below.of("strong", 0).share_of_certified < 1 < above.of("strong", 0).share_of_certified
 
 
 def test_the_share_of_the_certified_advantage_is_given_only_where_it_is_clear(two, result):
-    assert 0.02 < result.of("strong", 1).share < 0.6
-    assert result.of("blind", 0).share is None  # what is certified is within the interval of the attack
+    assert 0.02 < result.of("strong", 1).share_of_certified < 0.6
+    assert result.of("blind", 0).share_of_certified is None  # what is certified is within the interval of the attack
     assert result.table()[1][2][-1] == "unclear"
-    assert analysed(*two, shadows=256).of("blind", 1).share < 0.15
+    assert analysed(*two, shadows=256).of("blind", 1).share_of_certified < 0.15
 
 
 def test_a_plan_of_one_group_bounds_all_groups_of_a_placebo(two):
     budgets, _ = two
     one_budget = plan(Budgets(np.full(300, 1.0), delta=1e-5), Recipe(20, 30, 1.0), "uniform", "rdp")
     placebo = analysed(budgets, one_budget, shift=(0.1, 0.1), groups=budgets.groups)
-    assert placebo.rows[0].certified.area == placebo.rows[1].certified.area
-    assert [row.label for row in placebo.rows] == ["1", "4"]
+    assert placebo.groups[0].certified_auc == placebo.groups[1].certified_auc
+    assert [row.label for row in placebo.groups] == ["1", "4"]
 
 
 # -- small and many groups -----------------------------------------------------------------------------------------
@@ -151,9 +152,9 @@ def test_groups_of_fewer_than_20_records_are_in_no_output_on_their_own(tmp_path)
     budgets, made = made_for(np.repeat([0.5, 1.0, 3.0, 4.0], [7, 150, 12, 150]))
     few = analysed(budgets, made)
     assert few.suppressed
-    assert len(few.rows) == 2
+    assert len(few.groups) == 2
     assert min(records_shown(few.to_dict(targets=True))) >= 20
-    assert {row.epsilon for row in few.rows} <= {None, 1.0, 4.0}
+    assert {row.epsilon for row in few.groups} <= {None, 1.0, 4.0}
     assert np.shape(few.target_auc["strong"]) == (40, 2)
     assert PLAN_SUPPRESSED in few.sentences
     assert "certified" not in " ".join([*few.table()[0], *few.rate_table()[0]])
@@ -172,20 +173,20 @@ def test_a_merged_row_does_not_depend_on_what_its_few_records_chose():
 def test_many_groups_become_at_most_eight_rows_of_neighbours():
     budgets, made = made_for(np.repeat(np.linspace(1.0, 5.0, 30).round(2), 25))
     many = analysed(budgets, made, shadows=6)
-    assert 4 <= len(many.rows) <= 8
+    assert 4 <= len(many.groups) <= 8
     assert not many.suppressed
-    assert sum(row.records for row in many.rows) == 750
-    areas = [row.certified.area for row in many.rows]
+    assert sum(row.records for row in many.groups) == 750
+    areas = [row.certified_auc for row in many.groups]
     assert areas == sorted(set(areas))
     pairs = [(one.strict, one.loose) for one in many.differences if one.attack == "strong"]
-    last = len(many.rows) - 1
+    last = len(many.groups) - 1
     assert pairs == [*((row, row + 1) for row in range(last)), (0, last)]
 
 
 def test_with_an_epsilon_of_their_own_records_are_shown_in_rows_with_rounded_bounds():
     budgets, made = made_for(np.linspace(1.0, 5.0, 400).round(3))
     many = analysed(budgets, made, shadows=6)
-    assert [(row.label, row.epsilon, row.records) for row in many.rows] == [("≤ 2", None, 100), ("≤ 5", None, 300)]
+    assert [(row.label, row.epsilon, row.records) for row in many.groups] == [("≤ 2", None, 100), ("≤ 5", None, 300)]
 
 
 def test_fewer_than_20_records_are_refused():
@@ -210,7 +211,7 @@ def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):
     strong = result.of("strong", 1)
     first, second, third, *_ = result.sentences
     assert first.startswith("epsilon 1: ")
-    certified = np.ceil(1000 * result.rows[1].certified.area) / 10
+    certified = np.ceil(1000 * result.groups[1].certified_auc) / 10
     assert f"is right {100 * strong.auc.value:.1f} times in 100 (strong, 95 %: " in second
     assert f"no attack is right more than {certified:g} times" in second
     assert f"one false alarm in 100 non-members recognises {100 * strong.found[0].found.value:.3g} of 100" in second

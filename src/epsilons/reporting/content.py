@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..core.disclosure import (
     has_small_cells,
     of_unit,
 )
+from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_folder import RunSettings
 from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
@@ -35,7 +36,7 @@ from .about import About, Period, about_of, period_of
 from .audited import Audited, audit_of
 from .audited import publish as what_to_publish
 from .load_run import RunRecord
-from .membership import Result
+from .membership import MembershipResult, shown
 from .origins import Origins, origins_of
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
@@ -131,7 +132,7 @@ class Content:
     simulated: bool
     key_left: bool
     groups: tuple[Group, ...]
-    note: str | None
+    note: str | None = field(metadata=UNWRITTEN)
     curve: Curve | None
     phases: tuple[PhaseTable, ...] | None
     odds: tuple[str, ...]
@@ -142,7 +143,7 @@ class Content:
     origins: Origins
     accuracy: Evaluation | None
     audited: Audited | None
-    membership: Result | None
+    membership: MembershipResult | None
     roster_runs: RosterRuns | None
     registry: str | None
     tested: tuple[str, ...]
@@ -157,21 +158,11 @@ class Content:
 
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
-        values: dict[str, Any] = _json_value(self)
-        del values["note"]
+        values: dict[str, Any] = as_json(self) | {
+            "membership": None if self.membership is None else shown(self.membership.to_dict())
+        }
         about = {"schema": SCHEMA, "document": "epsilons report", "version": values.pop("version")}
         return about | {"epsilons_version": __version__} | values
-
-
-def _json_value(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, sequences as lists."""
-    if isinstance(value, Result):
-        return value.model_dump()
-    if is_dataclass(value):
-        return {field.name: _json_value(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _json_value(item) for key, item in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def make_content(record: RunRecord, release: bool) -> Content:

@@ -20,7 +20,7 @@ from ..errors import RunError
 from ..ledger.account import read
 from ..ledger.run_folder import SCHEMA, MetricsRow, PlanSlot, RunFolder, RunSettings, read_metrics
 from ..planning import Plan
-from .membership import Result
+from .membership import MembershipResult, load
 
 #: The hashed files of a run, in the order shown.
 HASHED = ("plan.json", "ledger.jsonl", "model.safetensors", "features.safetensors")
@@ -48,7 +48,7 @@ class RunRecord:
     made: tuple[int, ...] | None
     key_epochs: int
     metrics: tuple[MetricsRow, ...]
-    membership: Result | None
+    membership: MembershipResult | None
     hashes: Mapping[str, str]
     last_hash: str
     key_left: bool
@@ -155,14 +155,14 @@ def _metrics(folder: RunFolder, plan: Plan, settings: RunSettings) -> tuple[Metr
     return tuple(rows)
 
 
-def _membership(folder: RunFolder, settings: RunSettings) -> Result | None:
+def _membership(folder: RunFolder, settings: RunSettings) -> MembershipResult | None:
     """The result of the latest attack; None if there was none. Raises RunError if its file was changed since."""
     digest, path = settings.attacked.digest, folder.membership
     if digest is None or not path.is_file():
         return None
     if sha256_of(path) != digest:
         raise RunError(f"{path} was changed since the attack that wrote it. Restore it, attack again, or remove it.")
-    return _validated(Result, folder.read_json(path), str(path))
+    return load(path)
 
 
 _Shape = TypeVar("_Shape", bound=BaseModel)

@@ -17,6 +17,7 @@ from torch import nn
 from ...budgets.budgets import Budgets
 from ...errors import DataError, EpsilonsWarning, InputError, ModelError
 from ...planning import Plan
+from ...reporting.membership import MembershipResult
 from ...training import Performance
 from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer, optimizer_maker
@@ -24,7 +25,6 @@ from ...training.validation import are_columns, columns
 from ..stacked import unstackable
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
 from .folder import Task
-from .result import MembershipResult
 from .shadows import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor, shadow_plan
 
 #: With fewer shadows, some record has no shadow that it is out of, or none that it is in.
