@@ -12,7 +12,7 @@ import torch
 
 import epsilons
 from epsilons.auditing.membership import attack
-from epsilons.auditing.stacked.architecture import check_members
+from epsilons.auditing.stacked import check_members
 from epsilons.draws.persons_rows import Persons, Readings, check_size, persons_of
 from epsilons.draws.randomness import Randomness
 from epsilons.errors import BudgetError, DataError, InputError

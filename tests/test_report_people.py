@@ -19,9 +19,8 @@ from epsilons.errors import UNPRINTABLE, EpsilonsWarning, RunError
 from epsilons.ledger import plan_folder
 from epsilons.planning import risk_profile
 from epsilons.reporting import dumps, html
-from epsilons.reporting.about import about_of, period_of
 from epsilons.reporting.html import labelled
-from epsilons.reporting.origins import origins_of
+from epsilons.reporting.statements import about_of, origins_of, period_of
 from test_reporting import Page, make_run
 
 MEASURED = {

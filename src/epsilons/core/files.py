@@ -27,9 +27,11 @@ UNWRITTEN = {"json": False}
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, sequences and arrays as lists, and None for numbers that are not finite."""
+    """Dataclasses, models and mappings as dicts, sequences and arrays as lists, and None for numbers that are not finite."""
     if is_dataclass(value):
         return {one.name: as_json(getattr(value, one.name)) for one in fields(value) if one.metadata != UNWRITTEN}
+    if hasattr(value, "model_dump"):
+        return as_json(value.model_dump())
     if isinstance(value, Mapping):
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, float):

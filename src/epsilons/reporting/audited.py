@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
+
 from ..core.disclosure import of_unit
 from ..errors import RunError, parsed_json
 from ..ledger.run_folder import Strict
 from .load_run import RunRecord
-from .origins import Origins
+from .statements import Origins
 
 VERDICTS = {
     True: "An audit attacked the training with synthetic records and found no contradiction to the promise. An audit "
@@ -19,12 +21,22 @@ VERDICTS = {
 }
 
 
-class _Group(Strict):
+class AuditedGroup(Strict):
+    """One audited budget.
+
+    epsilon        promised
+    epsilon_spent  certified by the plan, of one run
+    canaries       number of synthetic records
+    at_least       lower bound of one run, which holds for any mechanism; None if it is not finite
+    estimate       an estimate, which is no bound and may be above the truth; None if not finite
+    violated       True if the scores cannot come from the plan
+    """
+
     epsilon: float
     epsilon_spent: float
     canaries: int
-    one_run: float | None
-    gaussian_estimate: float | None
+    at_least: float | None = Field(alias="one_run")
+    estimate: float | None = Field(alias="gaussian_estimate")
     violated: bool
 
 
@@ -39,27 +51,7 @@ class _File(Strict):
     verdict: Literal["consistent", "violated"]
     holds: bool
     sentences: list[str]
-    groups: list[_Group]
-
-
-@dataclass(frozen=True)
-class AuditedGroup:
-    """One audited budget.
-
-    epsilon        promised
-    epsilon_spent  certified by the plan, of one run
-    canaries       number of synthetic records
-    at_least       lower bound of one run, which holds for any mechanism; None if it is not finite
-    estimate       an estimate, which is no bound and may be above the truth; None if not finite
-    violated       True if the scores cannot come from the plan
-    """
-
-    epsilon: float
-    epsilon_spent: float
-    canaries: int
-    at_least: float | None
-    estimate: float | None
-    violated: bool
+    groups: list[AuditedGroup]
 
 
 @dataclass(frozen=True)
@@ -105,25 +97,14 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
     if release and on_records and holds:
         return None  # no guarantee covers a training on records outside of the run
     return Audited(
-        verdict="consistent" if found.verdict == "consistent" else "violated",
+        verdict=found.verdict,
         holds=holds,
         words=of_unit(VERDICTS[holds], record.plan.unit),
         attack=found.attack if not release or found.attack == "canaries" else "a custom attack",
         confidence=1 - found.alpha,
         on_records=on_records,
-        groups=None if release else tuple(map(_group, found.groups)),
+        groups=None if release else tuple(found.groups),
         sentences=None if release else tuple(found.sentences),
-    )
-
-
-def _group(one: _Group) -> AuditedGroup:
-    return AuditedGroup(
-        epsilon=one.epsilon,
-        epsilon_spent=one.epsilon_spent,
-        canaries=one.canaries,
-        at_least=one.one_run,
-        estimate=one.gaussian_estimate,
-        violated=one.violated,
     )
 
 

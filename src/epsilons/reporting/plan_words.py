@@ -10,7 +10,7 @@ import numpy as np
 from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit
 from ..planning import Advice, Plan, display
 from ..planning.plan_numbers import CURVE_POINTS, SHARES
-from .sentences import MOST_LISTED, listed
+from .sentences import MOST_LISTED, listed, strategy
 
 SPENT = "The most that the training can spend of a budget in this row, certified before it begins."
 GUESSES = (
@@ -52,12 +52,6 @@ _EXPLAINED = {
 }
 
 
-def named(plan: Plan) -> str:
-    """The strategy of a plan with its options."""
-    options = ", ".join(f"{name} = {value}" for name, value in plan.options.items())
-    return plan.strategy + (f" ({options})" if options else "")
-
-
 def short_name(plan: Plan) -> str:
     """The name of a plan's strategy where there is little room."""
     return THIS_PLAN if plan.options or plan.strategy not in _EXPLAINED else plan.strategy
@@ -66,7 +60,7 @@ def short_name(plan: Plan) -> str:
 def explained(name: str, plan: Plan) -> str:
     """What a strategy does with budgets."""
     text = _EXPLAINED.get(plan.strategy, "A strategy of your own. Its plan is certified like the others.")
-    return of_unit(f"{named(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
+    return of_unit(f"{strategy(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
 
 
 def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
@@ -86,8 +80,8 @@ def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
     runs = f"{plan.runs:,} runs would follow the plan, each with" if plan.runs > 1 else "The training would make"
     third = (
         f"{runs} {plan.steps:,} steps, each on {plan.batch_size:,.6g} {many} in expectation, drawn at random. The plan "
-        f"is certified: under the strategy {named(plan)} no {one} can spend more than promised, however the training "
-        "goes."
+        f"is certified: under the strategy {strategy(plan)} no {one} can spend more than promised, however the "
+        "training goes."
     )
     return first, second, third
 

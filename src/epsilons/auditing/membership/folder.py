@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +38,9 @@ from ...ledger.run_folder import versions
 from ...planning import Plan
 from ...reporting.html import attack_page
 from ...reporting.membership import NOT_COVERED, GroupRow, MembershipResult, load
+from ...training import Performance
+from ...training.fitting.evaluation import Loss
+from ...training.fitting.losses import MakeOptimizer
 from .analysis import analyse
 from .attacks import Attack
 from .outcomes import RATES
@@ -218,6 +221,43 @@ def _is_temporary(file: Path) -> bool:
 # -- One attack with its arguments checked: train the arms, attack them, analyse, and keep the result in a folder
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings:
+    """How an attack on membership is made: the options of `attack`.
+
+    loss, optimizer, lr, momentum, performance, device   as in `fit`
+    shadows          number of shadow models. Every shadow is the target of all others
+    attacks          names in ATTACKS, or {name: function}; by default LiRA with shrinkage, and RMIA if there is a
+                     population
+    placebo          also train the same shadows by DP-SGD at the strictest budget. Any difference between groups there
+                     does not come from privacy. This doubles the cost
+    dealt_at_random  True if budgets were assigned at random, not chosen by people. Only then do the tests show that
+                     privacy causes the differences between groups
+    seed             of coins, draws and noise. The result is repeatable
+    method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
+    keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
+                     people
+    jobs             number of processes; by default one per core
+    progress         show progress on stderr
+    """
+
+    loss: str | Loss = "cross_entropy"
+    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
+    shadows: int = 128
+    attacks: Sequence[str] | Mapping[str, Attack] | None = None
+    placebo: bool = False
+    dealt_at_random: bool = False
+    seed: int = 0
+    method: str = "auto"
+    keep_scores: bool = False
+    performance: Performance | None = None
+    device: str = "auto"
+    jobs: int | None = None
+    progress: bool = False
+
+
 @dataclass(frozen=True)
 class Task:
     """What `attack` was asked for.
@@ -225,30 +265,26 @@ class Task:
     plan         the plan under attack
     setting      of the shadows
     description  what is trained and how, in words; a part of the result
-    others       the arguments of `attack` with these names
+    attacks      by name
+    asked        the options of `attack`
     """
 
     plan: Plan
     setting: ShadowSetting
     description: Mapping[str, Any]
     attacks: Mapping[str, Attack]
-    shadows: int
-    placebo: bool
-    dealt_at_random: bool
-    keep_scores: bool
-    jobs: int | None
-    progress: bool
+    asked: AttackSettings
 
     def run_in(self, path: Path, resume: bool) -> MembershipResult:
         """Run with a folder. A finished attack is read from its folder; it is not repeated."""
         folder = AttackFolder(path, self.setting.plan, self.compared(), self.notes(), resume)
         try:
-            if folder.is_finished(self.asked()):
+            if folder.is_finished(self.choices()):
                 found = load(folder.result)
             else:
                 found = self.run(folder)
-                folder.finish(found, self.asked())
-            if not self.keep_scores:
+                folder.finish(found, self.choices())
+            if not self.asked.keep_scores:
                 folder.remove_secrets()
             return found
         finally:
@@ -256,7 +292,7 @@ class Task:
 
     def run(self, folder: AttackFolder | None = None) -> MembershipResult:
         """Train the shadows that the folder does not hold, and attack all."""
-        placebo = self._arm("placebo", self._placebo(), folder, None) if self.placebo else None
+        placebo = self._arm("placebo", self._placebo(), folder, None) if self.asked.placebo else None
         return self._arm("shadows", self.setting, folder, placebo)
 
     def _arm(
@@ -264,7 +300,7 @@ class Task:
     ) -> MembershipResult:
         trained = self._trained(name, setting, folder)
         scores = {attack: function(trained.signals) for attack, function in self.attacks.items()}
-        if folder is not None and self.keep_scores:
+        if folder is not None and self.asked.keep_scores:
             folder.save_scores(name, member=trained.signals.member, **scores)
         measured = {"member_accuracy": float(trained.member_accuracy.mean())}
         return analyse(
@@ -272,7 +308,7 @@ class Task:
             scores,
             setting.plan,
             setting.group,
-            dealt_at_random=self.dealt_at_random,
+            dealt_at_random=self.asked.dealt_at_random,
             placebo=placebo,
             accuracy=None if setting.population is None else float(trained.accuracy.mean()),
             setting={**self.description, **measured},
@@ -280,8 +316,8 @@ class Task:
 
     def _trained(self, name: str, setting: ShadowSetting, folder: AttackFolder | None) -> Shadows:
         store = None if folder is None else folder.blocks(name)
-        with watched(self.shadows, f"{name}, {setting.method}", self.progress) as watch:
-            return train_shadows(setting, self.shadows, store, self.jobs, watch)
+        with watched(self.asked.shadows, f"{name}, {setting.method}", self.asked.progress) as watch:
+            return train_shadows(setting, self.asked.shadows, store, self.asked.jobs, watch)
 
     def _placebo(self) -> ShadowSetting:
         with warnings.catch_warnings():
@@ -290,20 +326,20 @@ class Task:
 
     # -- what the folder notes -------------------------------------------------------------------------------
 
-    def asked(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, Any]:
         """What may differ between two calls that continue one attack."""
         return {
-            "shadows": self.shadows,
+            "shadows": self.asked.shadows,
             "attacks": list(self.attacks),
-            "placebo": self.placebo,
-            "dealt_at_random": self.dealt_at_random,
+            "placebo": self.asked.placebo,
+            "dealt_at_random": self.asked.dealt_at_random,
         }
 
     def notes(self) -> dict[str, Any]:
         """What attack.json says beside the compared settings."""
         return {
-            "not_covered": NOT_COVERED.format(shadows=self.shadows),
-            **self.asked(),
+            "not_covered": NOT_COVERED.format(shadows=self.asked.shadows),
+            **self.choices(),
             "setting": dict(self.description),
         }
 
