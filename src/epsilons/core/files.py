@@ -27,7 +27,7 @@ UNWRITTEN = {"json": False}
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses, models and mappings as dicts, sequences and arrays as lists, and None for numbers that are not finite."""
+    """The value with dicts for dataclasses, models and mappings, lists for arrays, and None for infinity and NaN."""
     if is_dataclass(value):
         return {one.name: as_json(getattr(value, one.name)) for one in fields(value) if one.metadata != UNWRITTEN}
     if hasattr(value, "model_dump"):

@@ -15,7 +15,7 @@ import numpy as np
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..budgets.budgets import Budgets
-from ..core.disclosure import DisplayRow, display_rows, has_small_cells, of_unit
+from ..core.disclosure import DisplayRow, display_rows, has_small_cells
 from ..core.mechanism import FloatArray
 from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
@@ -57,7 +57,6 @@ class Comparison:
     """A table of tiers by strategies; rows: the tier's label, one cell per strategy."""
 
     title: str
-    text: str
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -83,8 +82,8 @@ class PlanPage:
     explained: Mapping[str, str]
     comparisons: tuple[Comparison, ...]
     bars: tuple[Bar, ...]
-    lost: tuple[str, ...]
-    suppressed: str | None
+    verdict: str | None
+    is_suppressed: bool
     not_covered: tuple[str, ...]
     facts: Mapping[str, str]
 
@@ -119,8 +118,8 @@ def make_page(plan: Plan, about: About) -> PlanPage:
         explained={way.name: words.explained(way.name, way.plan) for way in ways},
         comparisons=_comparisons(ways, rows) if ways else (),
         bars=_bars(ways, rows),
-        lost=() if advice is None else words.lost(advice),
-        suppressed=of_unit(words.SUPPRESSED, plan.unit) if is_suppressed else None,
+        verdict=None if advice is None else advice.verdict,
+        is_suppressed=is_suppressed,
         not_covered=words.not_covered(plan, about.read_off, about.seeded),
         facts=_facts(plan) | dict(about.facts),
     )
@@ -200,20 +199,19 @@ def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:
 
 def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comparison, ...]:
     labels = [row.label + (f" ({row.tier})" if row.tier else "") for row in rows]
-    tables: list[tuple[str, str, Callable[[_Way], Iterable[str]]]] = [  # title, text, cells of a strategy's column
-        ("ε spent", words.SPENT, lambda way: [_spent(way.plan, row, False) for row in rows]),
-        ("Right guesses of 100", words.GUESSES, lambda way: map(str, _rights(way.plan, rows, False))),
-        ("Influence", words.INFLUENCE, lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
-        ("Share of the signal", words.SHARE, lambda way: _shares(way, rows)),
-        ("Noise", words.NOISE, lambda way: [_noise(way.plan, row) for row in rows]),
+    tables: list[tuple[str, Callable[[_Way], Iterable[str]]]] = [  # title, cells of a strategy's column
+        ("ε spent", lambda way: [_spent(way.plan, row, False) for row in rows]),
+        ("Right guesses of 100", lambda way: map(str, _rights(way.plan, rows, False))),
+        ("Influence", lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
+        ("Share of the signal", lambda way: _shares(way, rows)),
+        ("Noise", lambda way: [_noise(way.plan, row) for row in rows]),
     ]
     return tuple(
         Comparison(
             title,
-            of_unit(text, ways[0].plan.unit),
             tuple(zip(labels, zip(*map(cells, ways), strict=True), strict=True)),
         )
-        for title, text, cells in tables
+        for title, cells in tables
     )
 
 
