@@ -184,17 +184,18 @@ def _changed(model: nn.Module) -> str | None:
 def _parameters(model: nn.Module) -> str | None:
     linear = [module for module in _modules(model) if isinstance(module, nn.Linear)]
     own = [p for module in linear for p in module.parameters()]
-    if len({id(p) for p in own}) < len(own):
-        return "A stack gives every layer parameters of its own; two layers of the model share some."
-    if len(list(model.parameters())) != len(own) or any(True for _ in model.buffers()):
-        return "A stack holds the parameters of Linear layers only; the model has other parameters or buffers."
-    if not all(p.requires_grad for p in own):
-        return "A stack trains all parameters; some of the model's are frozen."
-    if any(vars(p).get("_backward_hooks") or p._backward_hooks for p in own):
-        return "A stack does not call hooks; a parameter of the model has one."
-    if {p.dtype for p in own} not in ({torch.float32}, {torch.float64}):
-        return "A stack needs parameters of one type, float32 or float64; the model has others."
-    return None
+    has_others = len(list(model.parameters())) != len(own) or any(True for _ in model.buffers())
+    has_hook = any(vars(p).get("_backward_hooks") or p._backward_hooks for p in own)
+    has_one_type = {p.dtype for p in own} in ({torch.float32}, {torch.float64})
+    has_ties = len({id(p) for p in own}) < len(own)
+    reasons = {
+        "A stack gives every layer parameters of its own; two layers of the model share some.": has_ties,
+        "A stack holds the parameters of Linear layers only; the model has other parameters or buffers.": has_others,
+        "A stack trains all parameters; some of the model's are frozen.": not all(p.requires_grad for p in own),
+        "A stack does not call hooks; a parameter of the model has one.": has_hook,
+        "A stack needs parameters of one type, float32 or float64; the model has others.": not has_one_type,
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def _optimizer(model: nn.Module, make: MakeOptimizer) -> str | None:

@@ -383,8 +383,7 @@ class MembershipResult:
             *(recognised(row, one, self.suppressed) for row, one in zip(self.groups, strongest, strict=True)),
             *(difference(one, self.groups) + self._placebo_sentence(one) for one in widest if one),
             *(against_placebo(name, rows, self.groups) for name, rows in self.minus_placebo.items()),
-            CHOSEN if self.differences and not self.dealt_at_random else "",
-            PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
+            *(self._of_choice() if self.differences and not self.dealt_at_random else []),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
@@ -392,6 +391,10 @@ class MembershipResult:
             self.not_covered,
         ]
         return tuple(filter(None, lines))
+
+    def _of_choice(self) -> list[str]:
+        """Where records chose their groups."""
+        return [CHOSEN] if self.placebo else [CHOSEN, PLACEBO_HELPS]
 
     @property
     def not_covered(self) -> str:

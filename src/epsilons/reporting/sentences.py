@@ -47,13 +47,18 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
     if merged or len(rows) > MOST_LISTED:
         listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
         return of_unit(listing, plan.unit)
-    verb = "were promised" if registry is None else "have the level"
+    return of_unit(f"{first} Of these records, {_promises(rows, registry is not None)}.", plan.unit)
+
+
+def _promises(rows: Sequence[DisplayRow], are_levels: bool) -> str:
+    """How many have which budget, and their delta if it is one for all."""
+    verb = "have the level" if are_levels else "were promised"
     parts = [
         f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
-    return of_unit(f"{first} Of these records, {listed(parts)}{slack}.", plan.unit)
+    return listed(parts) + slack
 
 
 def charged(registry: str, audit: bool | None) -> list[str]:
