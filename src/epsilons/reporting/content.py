@@ -17,15 +17,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..core.disclosure import (
-    HASHES_SUPPRESSED,
-    MOST_ROWS,
-    SOLVED_SUPPRESSED,
-    DisplayRow,
-    display_rows,
-    has_small_cells,
-    of_unit,
-)
+from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_folder import RunSettings
 from ..planning import Plan, risk_profile
@@ -167,17 +159,19 @@ class Content:
 def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
-    shown = display_rows(plan.groups, settings.metadata.tiers, release)
-    is_suppressed = release and has_small_cells(plan.groups)
+    shown = disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
+    is_suppressed = release and disclosure.has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
     groups = _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
-        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), of_unit(SOLVED_SUPPRESSED, plan.unit))
+        suppressed |= dict.fromkeys(
+            ("epsilon_spent", "curve", "phases"), disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
+        )
     if release:
-        suppressed["hashes"] = HASHES_SUPPRESSED
+        suppressed["hashes"] = disclosure.HASHES_SUPPRESSED
     promised = plan.guarantee_of_run(
         settings.randomness, settings.features, population.stated(plan, settings, release), settings.registry_id
     )
@@ -223,7 +217,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
 
 def _solved(plan: Plan) -> dict[str, Any]:
     """What was solved from all budgets together."""
-    note = sentences.summary_of_many(plan) if len(plan.epsilons) > MOST_ROWS else None
+    note = sentences.summary_of_many(plan) if len(plan.epsilons) > disclosure.MOST_ROWS else None
     return {"note": note, "curve": curve_of(plan), "phases": phases_of(plan)}
 
 
@@ -264,7 +258,7 @@ def _runs(settings: RunSettings) -> Runs | None:
     return Runs(slot.number, slot.of, records)
 
 
-def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
+def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
