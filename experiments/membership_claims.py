@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from epsilons.auditing.membership.outcomes import Estimate, over_targets
+from epsilons.auditing.membership.outcomes import over_targets
+from epsilons.reporting.membership import Estimate
 
 from .results import Line
 from .settings import Cell, MembershipSettings, Table

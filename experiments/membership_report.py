@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from epsilons.auditing.membership.outcomes import Estimate
+from epsilons.reporting.membership import Estimate
 
 from .comparing import Expected
 from .membership_claims import paired, run_of, with_interval

@@ -11,10 +11,10 @@ from scipy import stats
 from epsilons import Budgets, Plan
 from epsilons.auditing.membership import ATTACKS
 from epsilons.auditing.membership.analysis import analyse
-from epsilons.auditing.membership.outcomes import FoundAt, roc
-from epsilons.auditing.membership.result import MembershipResult
+from epsilons.auditing.membership.outcomes import roc
 from epsilons.auditing.membership.signals import Signals
 from epsilons.core.mechanism import IntArray
+from epsilons.reporting.membership import FoundAt, MembershipResult
 
 from .settings import MembershipSettings
 
@@ -52,16 +52,17 @@ def values_of(result: MembershipResult) -> dict[str, Any]:
     curve         {attack: [by group]} the ROC of the first two attacks
     target_auc    {attack: [by group: [by target]]}
     """
-    each = {name: [result.of(name, row) for row in range(len(result.rows))] for name in result.names}
+    each = {name: [result.of(name, row) for row in range(len(result.groups))] for name in result.names}
     return {
-        "certified_auc": [_rounded(row.certified.area) for row in result.rows],
-        "certified_curve": [_rounded(row.certified.power) for row in result.rows],
+        "certified_auc": [_rounded(row.certified_auc) for row in result.groups],
+        "certified_curve": [_rounded(row.certified.power) for row in result.groups],
         "auc": {
             name: [_interval(one.auc) + _interval(one.auc_of_others)[1:] for one in ones] for name, ones in each.items()
         },
         "found": {name: [[_found(at) for at in one.found] for one in ones] for name, ones in each.items()},
         "share": {
-            name: [None if one.share is None else _rounded(one.share) for one in ones] for name, ones in each.items()
+            name: [None if one.share_of_certified is None else _rounded(one.share_of_certified) for one in ones]
+            for name, ones in each.items()
         },
         "exceeds_certified": [name for name, ones in each.items() if any(one.exceeds_certified for one in ones)],
         "difference": {

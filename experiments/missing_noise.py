@@ -34,10 +34,13 @@ def main() -> None:
         with planted(f"noise={factor}", setting.plan, 0):
             signals = train_shadows(setting, arguments.shadows, jobs=1).signals
         result = analyse(signals, {ATTACK: ATTACKS[ATTACK](signals)}, setting.plan, dealt.group, dealt_at_random=True)
-        for row, group in enumerate(result.rows):
+        for row, group in enumerate(result.groups):
             one = result.of(ATTACK, row)
             above = "above the certified curve" if one.exceeds_certified else "below the certified curve"
-            print(f"noise × {factor}: ε = {group.label}: AUC {one.auc}, share {one.share:.2f}, {above}", flush=True)
+            print(
+                f"noise × {factor}: ε = {group.label}: AUC {one.auc}, share {one.share_of_certified:.2f}, {above}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

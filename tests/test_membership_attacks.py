@@ -1,9 +1,10 @@
-"""The attacks of membership inference against slow twins, and the mistakes that their statistics would show."""
+"""The attacks of membership inference: what each keeps, slow twins, and mistakes that statistics would show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,66 @@ import numpy.typing as npt
 import pytest
 import torch
 from scipy.special import digamma, polygamma
-from scipy.stats import norm
+from scipy.stats import norm, rankdata
 
-from epsilons.auditing.membership import ATTACKS, Signals
+from epsilons.auditing.membership import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Signals
 from epsilons.auditing.membership.attacks import leave_one_out, shrink
 from epsilons.auditing.membership.shadows import ShadowSetting
 from epsilons.auditing.membership.signals import read_signals
 from epsilons.errors import InputError
-from tests.made_up_signals import Coins, balanced_halves, fair_coins, made_up, null_deviation, target_auc
+
+BoolArray = npt.NDArray[np.bool_]
+
+#: A generator of coins: (shadows, records), generator -> which records each shadow has.
+Coins = Callable[[tuple[int, int], np.random.Generator], BoolArray]
+
+
+def fair_coins(shape: tuple[int, int], rng: np.random.Generator) -> BoolArray:
+    """Independent fair coins, as the shadows have them."""
+    return rng.random(shape) < 0.5
+
+
+def balanced_halves(shape: tuple[int, int], rng: np.random.Generator) -> BoolArray:
+    """A mistake: every record is in exactly half of the shadows."""
+    return np.argsort(rng.random(shape), axis=0) < shape[0] // 2
+
+
+def signals_of(margin: npt.ArrayLike, member: BoolArray, population: npt.ArrayLike) -> Signals:
+    """Signals of two classes with these margins, (shadows, records); population (shadows, population) margins, too."""
+    margin = np.asarray(margin, np.float32)
+    return Signals(member, margin, margin / 2 + 1, _log_p(margin), _log_p(np.asarray(population, np.float32)))
+
+
+def made_up(
+    shadows: int, records: int, shift: float = 0.0, population: int = 50, seed: int = 0, coins: Coins = fair_coins
+) -> Signals:
+    """Normal margins about a level of each record, and larger by `shift` standard deviations where the record is in."""
+    rng = np.random.default_rng(seed)
+    member = coins((shadows, records), rng)
+    margin = rng.normal(0.5, 0.5, records) + rng.normal(size=member.shape) + shift * member
+    return signals_of(margin, member, rng.normal(0.5, 0.5, population) + rng.normal(size=(shadows, population)))
+
+
+def target_auc(scores: npt.NDArray[np.float32], member: BoolArray) -> FloatArray:
+    """The AUC of each target, (shadows,), by ranks; ties count one half."""
+    ranks = rankdata(scores, axis=1)
+    ins, outs = member.sum(axis=1), (~member).sum(axis=1)
+    return ((ranks * member).sum(axis=1) - ins * (ins + 1) / 2) / (ins * outs)
+
+
+def null_deviation(scores: npt.NDArray[np.float32], member: BoolArray) -> float:
+    """How many standard errors the mean AUC lies from one half, if scores are independent of the coins."""
+    ins, outs = member.sum(axis=1), (~member).sum(axis=1)
+    error = np.sqrt(((ins + outs + 1) / (12 * ins * outs)).sum()) / len(member)
+    return float(abs(target_auc(scores, member).mean() - 0.5) / error)
+
+
+def _log_p(margin: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return (-np.logaddexp(0, -margin.astype(np.float64))).astype(np.float32)
+
+
+# ==== The attacks of membership inference against slow twins, and the mistakes that their statistics would show.
+
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -64,6 +117,17 @@ def slow_lira(signals: Signals, own_variance: bool) -> FloatArray:
             variance = sample.var(ddof=1) if own_variance else pooled_variance([pair[kind] for pair in every_record])
             logs.append(norm.logpdf(signals.margin[target, record], sample.mean(), math.sqrt(variance)))
         return float(logs[0] - logs[1])
+
+    return every(signals, score)
+
+
+def slow_offline(signals: Signals) -> FloatArray:
+    """The distance from the references out."""
+    records = range(signals.member.shape[1])
+
+    def score(target: int, record: int) -> float:
+        out = [references(signals.margin, signals.member, target, i)[1] for i in records]
+        return float((signals.margin[target, record] - out[record].mean()) / math.sqrt(pooled_variance(out)))
 
     return every(signals, score)
 
@@ -129,32 +193,6 @@ def test_balanced_halves_leak_the_coins_and_those_of_shadows_do_not() -> None:
     assert {"lira", "lira-fixed", "lira-raw"} <= set(leaking(balanced_halves))
 
 
-def test_references_equal_brute_force() -> None:
-    signals = enough(24, 7)
-    for target, (own, inside, outside) in enumerate(leave_one_out(signals.margin, signals.member)):
-        np.testing.assert_array_equal(own, signals.margin[target])
-        for record in range(7):
-            samples = references(signals.margin, signals.member, target, record)
-            for moments, sample in zip((inside, outside), samples, strict=True):
-                assert moments.count[record] == len(sample)
-                assert moments.mean[record] == pytest.approx(sample.mean(), rel=0, abs=1e-9)
-                assert moments.variance[record] == pytest.approx(sample.var(ddof=1), rel=0, abs=1e-9)
-
-
-def test_references_do_not_depend_on_the_targets_coins_to_the_last_bit() -> None:
-    signals = made_up(9, 500)
-    for target in range(9):
-        flipped = signals.member.copy()
-        flipped[target] = ~flipped[target]
-        (_, *before), (_, *after) = (
-            list(leave_one_out(signals.margin, member))[target] for member in (signals.member, flipped)
-        )
-        for one, other in zip(before, after, strict=True):
-            np.testing.assert_array_equal(one.count, other.count)
-            np.testing.assert_array_equal(one.mean, other.mean)
-            np.testing.assert_array_equal(one.variance, other.variance)
-
-
 def test_references_that_are_equal_have_no_variance_whatever_the_target_is() -> None:
     margin = np.full((9, 2), 0.1, np.float32)
     margin[0] = 1e4
@@ -163,45 +201,32 @@ def test_references_that_are_equal_have_no_variance_whatever_the_target_is() -> 
     assert not outside.variance.any()
 
 
-def test_lira_with_fixed_variances_equals_its_definition() -> None:
-    signals = enough(14, 8)
-    np.testing.assert_allclose(ATTACKS["lira-fixed"](signals), slow_lira(signals, False), rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize(
+    ("attack", "make", "slow"),
+    [
+        ("lira-fixed", enough, lambda signals: slow_lira(signals, False)),
+        ("lira-raw", enough, lambda signals: slow_lira(swapped(signals), True)),
+        ("lira-offline", enough, slow_offline),
+        ("lira-shrunk", enough, lambda signals: [slow_shrunk(signals, target) for target in range(14)]),
+        ("lira-shrunk", one_kind, lambda signals: [slow_shrunk(signals, target) for target in range(14)]),
+    ],
+)
+def test_lira_equals_its_definition(attack: str, make: Callable[..., Signals], slow: Callable[..., Any]) -> None:
+    """Shrunk LiRA also for records with references of one kind: they have the mean shift."""
+    signals = make(14, 8)
+    np.testing.assert_allclose(ATTACKS[attack](signals), slow(signals), rtol=1e-6, atol=1e-6)
 
 
-def test_lira_on_raw_logits_equals_its_definition_with_own_variances() -> None:
-    signals = enough(14, 8)
-    swapped = Signals(signals.member, signals.raw, signals.margin, signals.log_p, signals.population)
-    np.testing.assert_allclose(ATTACKS["lira-raw"](swapped), slow_lira(signals, True), rtol=1e-6, atol=1e-6)
+def swapped(signals: Signals) -> Signals:
+    """With the raw logits in place of the margins."""
+    return Signals(signals.member, signals.raw, signals.margin, signals.log_p, signals.population)
 
 
 def test_lira_has_own_variances_from_512_shadows_and_fixed_ones_below() -> None:
     signals = made_up(512, 3, shift=1)
-    swapped = Signals(signals.member, signals.raw, signals.margin, signals.log_p, signals.population)
-    np.testing.assert_array_equal(ATTACKS["lira"](signals), ATTACKS["lira-raw"](swapped))
+    np.testing.assert_array_equal(ATTACKS["lira"](signals), ATTACKS["lira-raw"](swapped(signals)))
     fewer = made_up(511, 3, shift=1)
     np.testing.assert_array_equal(ATTACKS["lira"](fewer), ATTACKS["lira-fixed"](fewer))
-
-
-def test_offline_lira_is_the_distance_from_the_references_out() -> None:
-    signals = enough(14, 8)
-
-    def score(target: int, record: int) -> float:
-        out = [references(signals.margin, signals.member, target, i)[1] for i in range(8)]
-        return float((signals.margin[target, record] - out[record].mean()) / math.sqrt(pooled_variance(out)))
-
-    np.testing.assert_allclose(ATTACKS["lira-offline"](signals), every(signals, score), rtol=1e-6, atol=1e-6)
-
-
-def test_shrunk_lira_equals_its_definition() -> None:
-    signals = enough(14, 8)
-    expected = [slow_shrunk(signals, target) for target in range(14)]
-    np.testing.assert_allclose(ATTACKS["lira-shrunk"](signals), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_shrunk_lira_gives_records_with_references_of_one_kind_the_mean_shift() -> None:
-    signals = one_kind(14, 8)
-    expected = [slow_shrunk(signals, target) for target in range(14)]
-    np.testing.assert_allclose(ATTACKS["lira-shrunk"](signals), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("attack", ["lira", "lira-fixed", "lira-raw"])
@@ -247,24 +272,6 @@ def test_the_scale_of_shrunk_lira_is_not_biased_with_few_references() -> None:
     # With location and shift exact the score has slope δ/σ = 8/2/2 in the margin, over records.
     slope = np.cov(scores[0], margin[0])[0, 1] / margin[0].var()
     assert slope == pytest.approx(2, rel=0.02)
-
-
-def test_rmia_is_the_share_of_the_population_with_a_smaller_ratio() -> None:
-    signals = enough(14, 8)
-    scores = ATTACKS["rmia"](signals)
-    for target in range(14):
-        smaller = slow_population_ratios(signals, target)
-        for record in range(8):
-            share = np.mean(slow_ratio(signals, target, record) >= smaller)
-            assert share - 1e-6 <= np.clip(scores[target, record], 0, 1) <= share + 1 / 40 + 1e-6
-
-
-def test_rmia_breaks_ties_by_the_ratio_itself() -> None:
-    signals = enough(24, 30, 2)
-    scores = ATTACKS["rmia"](signals)
-    for target in range(24):
-        ratios = [slow_ratio(signals, target, record) for record in range(30)]
-        np.testing.assert_array_equal(np.argsort(scores[target]), np.argsort(ratios))
 
 
 def test_rmia_interpolates_between_the_populations_ratios_and_continues_beyond() -> None:
@@ -353,3 +360,134 @@ def test_signals_of_different_shapes_are_refused(name: str, array: npt.NDArray[n
     arrays = {key: getattr(good, key) for key in ("member", "margin", "raw", "log_p", "population")}
     with pytest.raises(InputError, match=message):
         Signals(**{**arrays, name: array})
+
+
+# ==== What every attack in the table of membership inference keeps.
+
+
+each_attack = pytest.mark.parametrize("attack", ATTACKS)
+
+
+def taken(signals: Signals, shadows: object = slice(None), records: object = slice(None)) -> Signals:
+    """Some shadows and records of the signals, in any order."""
+    per_record = {name: getattr(signals, name)[shadows][:, records] for name in ("member", "margin", "raw", "log_p")}
+    return Signals(**per_record, population=signals.population[shadows])
+
+
+@each_attack
+def test_every_target_gets_a_finite_32_bit_score_for_each_record(attack: str) -> None:
+    scores = ATTACKS[attack](made_up(12, 30, shift=1))
+    assert scores.shape == (12, 30)
+    assert scores.dtype == np.float32
+    assert np.isfinite(scores).all()
+
+
+@each_attack
+def test_a_planted_signal_is_found(attack: str) -> None:
+    signals = made_up(64, 400, shift=1)
+    assert target_auc(ATTACKS[attack](signals), signals.member).mean() > 0.6
+
+
+@each_attack
+@pytest.mark.parametrize("shadows", [2, 3, 4, 8, 16, 64])
+def test_without_a_signal_the_auc_is_one_half(attack: str, shadows: int) -> None:
+    signals = made_up(shadows, 64_000 // shadows)
+    assert null_deviation(ATTACKS[attack](signals), signals.member) < 4
+
+
+@each_attack
+def test_a_targets_scores_do_not_depend_on_its_own_coins(attack: str) -> None:
+    signals = made_up(9, 200, shift=1)  # some records are in all other shadows, or in none
+    before = ATTACKS[attack](signals)
+    for target in range(9):
+        member = signals.member.copy()
+        member[target] = fair_coins((1, 200), np.random.default_rng(target))[0]
+        after = ATTACKS[attack](replace(signals, member=member))
+        np.testing.assert_array_equal(after[target], before[target])
+
+
+@each_attack
+def test_equal_signals_are_not_ordered_by_rounding_that_depends_on_the_coins(attack: str) -> None:
+    rng = np.random.default_rng(0)
+    member = fair_coins((5, 20_000), rng)
+    margin = np.where(rng.random(member.shape) < 0.1, 5.0, 0.1)  # most records have the same margin in 4 or 5 shadows
+    scores = ATTACKS[attack](signals_of(margin, member, margin[:, :50]))
+    assert null_deviation(scores, member) < 4
+
+
+@each_attack
+def test_the_order_of_records_and_shadows_does_not_matter(attack: str) -> None:
+    signals, rng = made_up(12, 40, shift=1), np.random.default_rng(1)
+    shadows, records = rng.permutation(12), rng.permutation(40)
+    moved = ATTACKS[attack](taken(signals, shadows, records))
+    np.testing.assert_allclose(moved, ATTACKS[attack](signals)[shadows][:, records], rtol=2e-6, atol=2e-6)
+
+
+@each_attack
+def test_the_signals_are_only_read(attack: str) -> None:
+    signals = made_up(8, 20, shift=1)
+    arrays = {field.name: getattr(signals, field.name) for field in fields(signals)}
+    copies = {name: array.copy() for name, array in arrays.items()}
+    scores = ATTACKS[attack](signals)
+    scores += 1  # the caller may do that: the scores are no view of the signals
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, copies[name])
+
+
+@each_attack
+@pytest.mark.parametrize("shadows", [2, 3, 20])
+def test_signals_that_are_equal_in_all_shadows_get_equal_scores(attack: str, shadows: int) -> None:
+    member = fair_coins((shadows, 500), np.random.default_rng(0))
+    scores = ATTACKS[attack](signals_of(np.full(member.shape, 3.3), member, np.full((shadows, 5), 2.2)))
+    assert (scores == scores[0, 0]).all()
+
+
+@each_attack
+@pytest.mark.parametrize("shadows", [2, 3, 20])
+def test_saturated_records_leave_all_scores_finite(attack: str, shadows: int) -> None:
+    signals = made_up(shadows, 60, shift=1)
+    margin = signals.margin.copy()
+    margin[:, :10], margin[:, 10:20], margin[0, 20:30] = 3e38, -3e38, 3e38  # p is 1, or 0, in 32 bits
+    scores = ATTACKS[attack](signals_of(margin, signals.member, margin[:, 5:25]))
+    assert np.isfinite(scores).all()
+
+
+@each_attack
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_records_that_are_in_all_shadows_or_in_none_get_finite_scores(attack: str, everywhere: bool) -> None:
+    signals = made_up(6, 30)
+    member = signals.member.copy()
+    member[:, :15] = everywhere
+    for coins in (member, np.full_like(member, everywhere)):
+        assert np.isfinite(ATTACKS[attack](replace(signals, member=coins))).all()
+
+
+@each_attack
+def test_one_shadow_is_refused(attack: str) -> None:
+    with pytest.raises(InputError, match="2 or more; got 1"):
+        ATTACKS[attack](made_up(1, 20))
+
+
+@each_attack
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_shadows_that_diverged_are_counted_and_refused(attack: str, value: float) -> None:
+    signals = made_up(6, 20)
+    for name in ("margin", "raw", "log_p"):
+        getattr(signals, name)[[2, 5], 3] = value
+    with pytest.raises(InputError, match="2 of 6 shadows"):
+        ATTACKS[attack](signals)
+
+
+@each_attack
+def test_only_attacks_that_need_a_population_refuse_to_go_without(attack: str) -> None:
+    signals = made_up(6, 20, population=0)
+    if attack in POPULATION_ATTACKS:
+        with pytest.raises(InputError, match="got no population"):
+            ATTACKS[attack](signals)
+    else:
+        assert ATTACKS[attack](signals).shape == (6, 20)
+
+
+@each_attack
+def test_the_default_attacks_are_in_the_table(attack: str) -> None:
+    assert set(DEFAULT_ATTACKS) <= set(ATTACKS)

@@ -16,7 +16,7 @@ import torch
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.auditing.membership import attack
-from epsilons.auditing.stacked.architecture import check_members
+from epsilons.auditing.stacked import check_members
 from epsilons.clipping import ENGINES
 from epsilons.draws.persons_rows import Persons, Readings, check_size, persons_of
 from epsilons.draws.randomness import Randomness

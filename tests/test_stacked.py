@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
-from epsilons.auditing.stacked import StackedModel, stack, train_stacked, unstackable
-from epsilons.auditing.stacked.stack import MemberDraws
+from epsilons.auditing.stacked import BYTES_AT_ONCE, MemberDraws, StackedModel, train_stacked, unstackable
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import DataError, InputError, ModelError
@@ -236,7 +235,7 @@ def test_a_model_is_the_same_in_a_stack_of_one_and_of_five():
 def test_a_stack_computed_model_by_model_is_the_same(monkeypatch):
     plan, model = some_plan("sample", steps=STEPS, levels=BUDGETS), started(lambda: perceptron(5))
     at_once = stacked(model, plan).parameters
-    monkeypatch.setitem(stack.BYTES_AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(BYTES_AT_ONCE, "cpu", 1)
     assert difference(stacked(model, plan).parameters, at_once) <= 1e-5
 
 
@@ -280,33 +279,9 @@ def test_progress_counts_the_steps_of_all_phases():
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
-def with_hook(model: nn.Module) -> nn.Module:
-    model[0].register_forward_hook(lambda *_: None)
-    return model
-
-
-def with_hooked_parameter(model: nn.Module) -> nn.Module:
-    model[0].weight.register_hook(lambda gradient: 2 * gradient)
-    return model
-
-
-def with_own_forward(model: nn.Module) -> nn.Module:
-    model[0].forward = lambda values: values
-    return model
-
-
-def with_frozen_bias(model: nn.Module) -> nn.Module:
-    model[0].bias.requires_grad_(False)
-    return model
-
-
-def with_tied_weights(model: nn.Module) -> nn.Module:
-    model[2].weight = model[0].weight
-    return model
-
-
-def with_buffer(model: nn.Module) -> nn.Module:
-    model.register_buffer("mean", torch.zeros(3))
+def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:
+    model = square(nn.Tanh())
+    change(model)
     return model
 
 
@@ -321,12 +296,15 @@ def square(*between: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (with_hook(square(nn.Tanh())), "a Linear of the model has a hook"),
-        (with_hooked_parameter(square(nn.Tanh())), "a parameter of the model has one"),
-        (with_own_forward(square(nn.Tanh())), "a forward of its own"),
-        (with_frozen_bias(square(nn.Tanh())), "frozen"),
-        (with_tied_weights(square(nn.Tanh())), "share some"),
-        (with_buffer(square(nn.Tanh())), "other parameters or buffers"),
+        (changed(lambda model: model[0].register_forward_hook(lambda *_: None)), "a Linear of the model has a hook"),
+        (
+            changed(lambda model: model[0].weight.register_hook(lambda gradient: 2 * gradient)),
+            "a parameter of the model has one",
+        ),
+        (changed(lambda model: setattr(model[0], "forward", lambda values: values)), "a forward of its own"),
+        (changed(lambda model: model[0].bias.requires_grad_(False)), "frozen"),
+        (changed(lambda model: setattr(model[2], "weight", model[0].weight)), "share some"),
+        (changed(lambda model: model.register_buffer("mean", torch.zeros(3))), "other parameters or buffers"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "ParametrizedLinear of the model"),
         (square(nn.Tanh()).half(), "float32 or float64"),
         (square(nn.Dropout()), "has a Dropout"),

@@ -477,7 +477,7 @@ def test_an_attack_on_a_plan_for_several_runs_says_that_it_is_about_one():
         nn.Linear(FEATURES, CLASSES), some_data(), plan, budgets=budgets, shadows=8, attacks=["loss"], jobs=1
     )
     assert "is for 5 runs, and this is about one of them" in str(result)
-    assert result.rows[0].certified.area == certified(plan.of_one_run, np.array([0])).area
+    assert result.groups[0].certified_auc == certified(plan.of_one_run, np.array([0])).area
 
 
 def test_a_run_s_folder_is_not_taken_for_a_plan_s_folder(folder, tmp_path):

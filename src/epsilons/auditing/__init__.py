@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from ..accounting import Accountant
 from ..clipping import ENGINES
@@ -27,7 +27,7 @@ from ..training import Performance
 from . import bounds
 from .audit_result import AuditResult, GroupResult, draw
 from .bounds import CanaryScores, planned_moments, run_tests
-from .canaries import AttackConfig, AttackResult, Loss, canaries
+from .canaries import AttackConfig, AttackResult, canaries
 from .recorder import Trace, reestimate
 
 #: An attack makes scores and a recorded run from a plan and a config.
@@ -43,37 +43,35 @@ def audit(
     run: str | Path | Plan,
     attack: str | Attack = "canaries",
     *,
-    canaries: int = 1000,
-    canary_rows: int | None = None,
-    model: nn.Module | None = None,
-    dataset: tuple[Tensor, Tensor] | None = None,
-    loss: str | Loss = "cross_entropy",
-    performance: Performance | None = None,
-    randomness: str | None = None,
-    seed: int | None = None,
     alpha: float = 0.05,
     groups: Sequence[int] | None = None,
     accountant: Accountant | None = None,
-    progress: bool = False,
+    performance: Performance | None = None,
+    randomness: str | None = None,
+    **options: Any,
 ) -> AuditResult:
     """Audit a plan or a run: train once more under its plan, with canaries, and test their scores and the training.
 
     run         a run's folder (audit.json and audit.svg are written into it), a saved plan, or a Plan
     attack      a name in ATTACKS, or a function
-    canaries    number per group; on average half of them are in
-    canary_rows under a plan of persons, how many rows each canary owns, all of which are read when it is drawn: 10 by
-                default. The canary is in or out as a whole
-    model       trained on the real records; a copy is trained and thrown away. By default logistic regression
-    dataset     the real records, (inputs, targets), (records, …) each; by default the embedded digits. The plan's
-                promise depends on neither, and the result does not depend on the values of real records
-    loss        "cross_entropy" or another name that `fit` knows, or a function (outputs, targets) -> (batch,)
-    performance as in make_private; by default with the run's engine
-    randomness  as in make_private; by default the run's
-    seed        makes the audit repeatable
     alpha       probability of calling an honest run violated; each bound has confidence 1 − alpha
     groups      indices of the plan's groups to audit; by default up to 8 of those with 20 or more records
     accountant  the function that certified the plan, if it is not one of the library's
-    progress    show progress on stderr
+    performance as in make_private; by default with the run's engine
+    randomness  as in make_private; by default the run's
+    options     the other fields of `AttackConfig`:
+                canaries     number per group; on average half of them are in
+                canary_rows  under a plan of persons, how many rows each canary owns, all of which are read when it is
+                             drawn: 10 by default. The canary is in or out as a whole
+                model        trained on the real records; a copy is trained and thrown away. By default logistic
+                             regression
+                dataset      the real records, (inputs, targets), (records, …) each; by default the embedded digits. The
+                             plan's promise depends on neither, and the result does not depend on the values of real
+                             records
+                loss         "cross_entropy" or another name that `fit` knows, or a function (outputs, targets) ->
+                             (batch,)
+                seed         makes the audit repeatable
+                progress     show progress on stderr
 
     Of a plan for several runs, one run is audited, against the epsilon that one of them spends by itself. The audit
     takes as long as training that model for the plan's steps. It can show that a promise is broken, never
@@ -97,15 +95,9 @@ def audit(
         raise InputError(f"alpha must be between 0 and 0.5, got {alpha}.")
     chosen = _chosen_groups(plan, groups)
     config = AttackConfig(
-        canaries=canaries,
-        canary_rows=canary_rows,
-        model=model,
-        dataset=dataset,
-        loss=loss,
         performance=performance or Performance(engine=default_engine),
         randomness=randomness or default_randomness,
-        seed=seed,
-        progress=progress,
+        **options,
     )
     run_attack = attack if callable(attack) else named(ATTACKS, attack, "attack")
     outcome = run_attack(_restricted(plan, chosen), config)
@@ -119,10 +111,10 @@ def audit(
             **({"runs": made.runs} if made.runs > 1 else {}),
             **({"canary_rows": config.rows_under(plan)} if plan.unit == "person" else {}),
             **({"on_accounts": True} if made.groups.starts is not None else {}),
-            **({"real_records": True} if dataset is not None else {}),
+            **({"real_records": True} if config.dataset is not None else {}),
             "engine": config.engine_name,
             "randomness": config.randomness,
-            "seeded": seed is not None,
+            "seeded": config.seed is not None,
         },
         groups=_group_results(outcome, plan, chosen, alpha),
         reestimate=reestimate(outcome.trace),

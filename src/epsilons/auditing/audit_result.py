@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from .._version import __version__
 from ..core import notebook
 from ..core.disclosure import AUDIT_SUPPRESSED, of_unit
-from ..core.files import write_json
+from ..core.files import UNWRITTEN, as_json, write_json
 from ..core.notebook import new_figure, save_figure
 from ..errors import printable
 from ..planning.display import Table, aligned, number
@@ -68,13 +67,13 @@ class GroupResult:
     gaussian_estimate       epsilon at delta of two normal distributions as far apart as the scores
     gaussian_bound          its lower confidence bound
     mu, planned_mu          distance of in and out in standard deviations: measured, and by the plan
-    tests                   of the plan's trade-off curve and of the certified epsilon, with their p-values
-    p_value                 the smallest of them, after Bonferroni over all tests of all groups
+    p_value                 the smallest of the tests', after Bonferroni over all tests of all groups
     violated                p_value is below alpha
+    tests                   of the plan's trade-off curve and of the certified epsilon, with their p-values
     """
 
     group: int
-    label: str
+    label: str = field(metadata=UNWRITTEN)
     epsilon: float
     delta: float
     epsilon_spent: float
@@ -86,9 +85,9 @@ class GroupResult:
     gaussian_bound: float
     mu: float
     planned_mu: float
-    tests: tuple[HypothesisTest, ...]
     p_value: float
     violated: bool
+    tests: tuple[HypothesisTest, ...]
 
     @property
     def verdict(self) -> str:
@@ -236,14 +235,10 @@ class AuditResult:
             "sentences": list(self.sentences),
             "not_audited": self.not_audited,
             "groups": [
-                {
-                    **{name: _finite(value) for name, value in vars(g).items() if name not in ("label", "tests")},
-                    "tests": [vars(test) for test in g.tests],
-                    "accounted_again": _finite(float(epsilon)),
-                }
+                as_json(g) | {"accounted_again": as_json(epsilon)}
                 for g, epsilon in zip(self.groups, self.reestimate.epsilon, strict=True)
             ],
-            "trace": [{name: _finite(value) for name, value in vars(m).items()} for m in self.reestimate.measures],
+            "trace": as_json(self.reestimate.measures),
         }
 
     def save(self, path: str | Path) -> Path:
@@ -254,10 +249,6 @@ class AuditResult:
 def _numbers(measure: Measure) -> list[str]:
     error = f"{measure.standard_error:.2g}" if measure.standard_error else "exact"
     return [f"{measure.planned:.6g}", f"{measure.measured:.6g}", error]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw(result: AuditResult, path: str | Path) -> Path:

@@ -16,8 +16,9 @@ from ..auditing.membership.folder import check_outside_of_runs
 from ..configs.config import Config
 from ..configs.config_file import read_config
 from ..configs.prepare import Prepared, prepare
+from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
-from ..ledger.run_folder import RunFolder
+from ..ledger.run_folder import Attacked, RunFolder
 from ..models import build
 from ..planning import Plan
 from ..training import Performance
@@ -176,14 +177,13 @@ def _note(run: RunFolder, result: membership.MembershipResult, folder: Path, fla
     try:
         result.save(run.membership)
         membership.draw(result, run.membership.with_suffix(".svg"))
-        run.note(
-            attacked={
-                "date": datetime.now(UTC).date().isoformat(),
-                "shadows": flags.shadows,
-                "seed": flags.seed,
-                "folder": str(folder.resolve()),
-                "digest": hashlib.sha256(run.membership.read_bytes()).hexdigest(),
-            }
+        attacked = Attacked(
+            date=datetime.now(UTC).date().isoformat(),
+            shadows=flags.shadows,
+            seed=flags.seed,
+            folder=str(folder.resolve()),
+            digest=sha256_of(run.membership),
         )
+        run.note(attacked=attacked.model_dump())
     finally:
         lock.release()

@@ -129,8 +129,8 @@ def membership_line(digits: Digits, plan: Plan) -> str:
         device="cpu",
     )
     reached = ", ".join(f"{one.auc.value:.3f}" for one in result.attacks)
-    certified = ", ".join(f"{math.ceil(1000 * row.certified.area) / 1000:.3f}" for row in result.rows)
-    levels = ", ".join(row.label for row in result.rows)
+    certified = ", ".join(f"{math.ceil(1000 * row.certified_auc) / 1000:.3f}" for row in result.groups)
+    levels = ", ".join(row.label for row in result.groups)
     return (
         f"Membership inference against Sample, {SHADOWS} shadow models: AUC {reached} for ε = {levels}; guessing 0.5, "
         f"certified at most {certified}."

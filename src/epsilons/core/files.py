@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import secrets
 import stat
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import EpsilonsWarning, RunError, json_text
+
+#: Metadata of a dataclass's field that is not in its JSON.
+UNWRITTEN = {"json": False}
+
+
+def as_json(value: Any) -> Any:
+    """The value with dicts for dataclasses, models and mappings, lists for arrays, and None for infinity and NaN."""
+    if is_dataclass(value):
+        return {one.name: as_json(getattr(value, one.name)) for one in fields(value) if one.metadata != UNWRITTEN}
+    if hasattr(value, "model_dump"):
+        return as_json(value.model_dump())
+    if isinstance(value, Mapping):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):
+        return as_json(value.tolist())
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_json(path: Path, values: Any, release: bool = False) -> Path:

@@ -16,7 +16,7 @@ from ..accounting import Accountant
 from ..core.files import write_json, write_text
 from ..errors import RunError, json_text
 from .content import Content, make_content
-from .html import MARK, page
+from .html import MARK, check_marked, page
 from .load_run import load_run
 from .releasing import release
 
@@ -83,15 +83,7 @@ def check_replaceable(file: Path) -> None:
     """Raise RunError unless a report may be written to this file."""
     if file.suffix not in (".html", ".json"):
         raise RunError(f"A report is saved as .html or .json, got {file.name!r}.")
-    try:
-        with file.open(encoding="utf-8") as opened:
-            beginning = opened.read(400)
-    except FileNotFoundError:
-        return
-    except (OSError, UnicodeDecodeError):
-        beginning = ""
-    if not any(mark in beginning for mark in _MARKS):
-        raise RunError(f"{file} exists and is not a report, so it is not replaced. Choose another name.")
+    check_marked(file, _MARKS, "a report")
 
 
 def dumps(report: Report) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
+
 from ..core.disclosure import of_unit
 from ..errors import RunError, parsed_json
-from .load_run import RunRecord, _Strict
-from .origins import Origins
+from ..ledger.run_folder import Strict
+from .load_run import RunRecord
+from .statements import Origins
 
 VERDICTS = {
     True: "An audit attacked the training with synthetic records and found no contradiction to the promise. An audit "
@@ -18,31 +21,7 @@ VERDICTS = {
 }
 
 
-class _Group(_Strict):
-    epsilon: float
-    epsilon_spent: float
-    canaries: int
-    one_run: float | None
-    gaussian_estimate: float | None
-    violated: bool
-
-
-class _File(_Strict):
-    """audit.json, as far as it is shown."""
-
-    document: Literal["epsilons audit"]
-    attack: str
-    plan: str
-    alpha: float
-    setting: dict[str, Any]
-    verdict: Literal["consistent", "violated"]
-    holds: bool
-    sentences: list[str]
-    groups: list[_Group]
-
-
-@dataclass(frozen=True)
-class AuditedGroup:
+class AuditedGroup(Strict):
     """One audited budget.
 
     epsilon        promised
@@ -56,9 +35,23 @@ class AuditedGroup:
     epsilon: float
     epsilon_spent: float
     canaries: int
-    at_least: float | None
-    estimate: float | None
+    at_least: float | None = Field(alias="one_run")
+    estimate: float | None = Field(alias="gaussian_estimate")
     violated: bool
+
+
+class _File(Strict):
+    """audit.json, as far as it is shown."""
+
+    document: Literal["epsilons audit"]
+    attack: str
+    plan: str
+    alpha: float
+    setting: dict[str, Any]
+    verdict: Literal["consistent", "violated"]
+    holds: bool
+    sentences: list[str]
+    groups: list[AuditedGroup]
 
 
 @dataclass(frozen=True)
@@ -104,25 +97,14 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
     if release and on_records and holds:
         return None  # no guarantee covers a training on records outside of the run
     return Audited(
-        verdict="consistent" if found.verdict == "consistent" else "violated",
+        verdict=found.verdict,
         holds=holds,
         words=of_unit(VERDICTS[holds], record.plan.unit),
         attack=found.attack if not release or found.attack == "canaries" else "a custom attack",
         confidence=1 - found.alpha,
         on_records=on_records,
-        groups=None if release else tuple(map(_group, found.groups)),
+        groups=None if release else tuple(found.groups),
         sentences=None if release else tuple(found.sentences),
-    )
-
-
-def _group(one: _Group) -> AuditedGroup:
-    return AuditedGroup(
-        epsilon=one.epsilon,
-        epsilon_spent=one.epsilon_spent,
-        canaries=one.canaries,
-        at_least=one.one_run,
-        estimate=one.gaussian_estimate,
-        violated=one.violated,
     )
 
 

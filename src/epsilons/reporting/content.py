@@ -9,35 +9,28 @@ rows (`disclosure`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..core.disclosure import (
-    HASHES_SUPPRESSED,
-    MOST_ROWS,
-    SOLVED_SUPPRESSED,
-    DisplayRow,
-    display_rows,
-    has_small_cells,
-    of_unit,
-)
+from ..core import disclosure
+from ..core.files import UNWRITTEN, as_json
+from ..ledger.run_folder import RunSettings
 from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
 from . import population, sentences
-from .about import About, Period, about_of, period_of
 from .audited import Audited, audit_of
 from .audited import publish as what_to_publish
-from .load_run import RunRecord, RunSettings
-from .membership import Result
-from .origins import Origins, origins_of
+from .load_run import RunRecord
+from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
+from .statements import About, Origins, Period, about_of, origins_of, period_of
 
 SCHEMA = 2
 
@@ -96,7 +89,7 @@ class Group:
     right_guesses: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
@@ -120,7 +113,7 @@ class Content:
     """
 
     version: Literal["internal", "release"]
-    run: str | None
+    run: str | None = None
     about: About | None
     period: Period
     summary: tuple[str, ...]
@@ -130,19 +123,19 @@ class Content:
     simulated: bool
     key_left: bool
     groups: tuple[Group, ...]
-    note: str | None
-    curve: Curve | None
-    phases: tuple[PhaseTable, ...] | None
+    note: str | None = field(default=None, metadata=UNWRITTEN)
+    curve: Curve | None = None
+    phases: tuple[PhaseTable, ...] | None = None
     odds: tuple[str, ...]
     unit: Unit
-    left_out: str | None
+    left_out: str | None = None
     joined: tuple[str, ...]
     publish: tuple[str, ...]
     origins: Origins
     accuracy: Evaluation | None
     audited: Audited | None
-    membership: Result | None
-    roster_runs: RosterRuns | None
+    membership: MembershipResult | None = None
+    roster_runs: RosterRuns | None = None
     registry: str | None
     tested: tuple[str, ...]
     withdrawal: tuple[str, ...]
@@ -152,44 +145,40 @@ class Content:
     versions: Mapping[str, str]
     hashes: Mapping[str, str]
     suppressed: Mapping[str, str]
-    config: Mapping[str, Any] | None
+    config: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
-        values: dict[str, Any] = _json_value(self)
-        del values["note"]
+        values: dict[str, Any] = as_json(self) | {
+            "membership": None if self.membership is None else shown(self.membership.to_dict())
+        }
         about = {"schema": SCHEMA, "document": "epsilons report", "version": values.pop("version")}
         return about | {"epsilons_version": __version__} | values
-
-
-def _json_value(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, sequences as lists."""
-    if isinstance(value, Result):
-        return value.model_dump()
-    if is_dataclass(value):
-        return {field.name: _json_value(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _json_value(item) for key, item in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
-    shown = display_rows(plan.groups, settings.metadata.tiers, release)
-    is_suppressed = release and has_small_cells(plan.groups)
+    shown = disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
+    is_suppressed = release and disclosure.has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
     groups = _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
-        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), of_unit(SOLVED_SUPPRESSED, plan.unit))
+        suppressed |= dict.fromkeys(
+            ("epsilon_spent", "curve", "phases"), disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
+        )
     if release:
-        suppressed["hashes"] = HASHES_SUPPRESSED
+        suppressed["hashes"] = disclosure.HASHES_SUPPRESSED
+    promised = plan.guarantee_of_run(
+        settings.randomness, settings.features, population.stated(plan, settings, release), settings.registry_id
+    )
+    is_private = accuracy is not None and accuracy.data == "private"
+    by_person = population.is_split_by_person(plan, settings)
     return Content(
         version="release" if release else "internal",
-        run=None if release else record.path.resolve().name,
         status=status,
         runs=runs,
         randomness=settings.randomness if not release or settings.randomness in RANDOMNESS else None,
@@ -197,13 +186,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         key_left=record.key_left,
         summary=(
             sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
-            *(
-                []
-                if settings.registry_id is None
-                else sentences.charged(settings.registry_id, None if audited is None else audited.on_records)
-            ),
-            *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
-            *([audited.words] if audited is not None and not audited.holds else []),
+            *_conditions(settings, runs, audited),
             sentences.kept(plan.unit, is_seeded, record.is_bound, stated.read_off, stated.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
@@ -213,35 +196,51 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
-        left_out=None if release else population.left_out(settings.metadata.left_out),
         joined=population.joined(settings.metadata.consent, release),
         publish=what_to_publish(record, release, stated, audited),
         origins=stated,
         audited=audited,
-        roster_runs=None if release else population.roster_runs(settings.counted, settings.registry_id),
         registry=settings.registry_id,
-        tested=population.tested(
-            settings.eval_data, bool(record.metrics), population.is_split_by_person(plan, settings), release
-        ),
+        tested=population.tested(settings.eval_data, bool(record.metrics), by_person, release),
         withdrawal=population.withdrawal(plan, unit, settings.registry_id),
-        note=sentences.summary_of_many(plan) if not is_suppressed and len(plan.epsilons) > MOST_ROWS else None,
-        curve=None if is_suppressed else curve_of(plan),
-        phases=None if is_suppressed else phases_of(plan),
         accuracy=accuracy,
-        membership=None if release else record.membership,
-        guarantee=(None if release else settings.guarantee)
-        or plan.guarantee_of_run(
-            settings.randomness, settings.features, population.stated(plan, settings, release), settings.registry_id
-        ),
-        not_covered=sentences.not_covered(
-            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, stated.read_off
-        ),
+        guarantee=promised if release else settings.guarantee or promised,
+        not_covered=sentences.not_covered(plan, is_private, is_seeded, is_suppressed, stated.read_off),
         made_with=_made_with(record, release, is_suppressed),
         versions=_versions(settings.versions, release),
         hashes=_hashes(record, release),
         suppressed=suppressed,
-        config=None if release else settings.metadata.config,
+        **({} if is_suppressed else _solved(plan)),
+        **({} if release else _internal(record)),
     )
+
+
+def _solved(plan: Plan) -> dict[str, Any]:
+    """What was solved from all budgets together."""
+    note = sentences.summary_of_many(plan) if len(plan.epsilons) > disclosure.MOST_ROWS else None
+    return {"note": note, "curve": curve_of(plan), "phases": phases_of(plan)}
+
+
+def _internal(record: RunRecord) -> dict[str, Any]:
+    """What only the internal version has."""
+    settings = record.settings
+    return {
+        "run": record.path.resolve().name,
+        "left_out": population.left_out(settings.metadata.left_out),
+        "roster_runs": population.roster_runs(settings.counted, settings.registry_id),
+        "membership": record.membership,
+        "config": settings.metadata.config,
+    }
+
+
+def _conditions(settings: RunSettings, runs: Runs | None, audited: Audited | None) -> Iterator[str]:
+    """What the promise depends on: the registry, the other runs of the plan, and an audit that contradicts it."""
+    if settings.registry_id is not None:
+        yield from sentences.charged(settings.registry_id, None if audited is None else audited.on_records)
+    if runs is not None and runs.of > 1:
+        yield sentences.one_of_several(runs.number, runs.of)
+    if audited is not None and not audited.holds:
+        yield audited.words
 
 
 def _status(record: RunRecord) -> Status:
@@ -259,7 +258,7 @@ def _runs(settings: RunSettings) -> Runs | None:
     return Runs(slot.number, slot.of, records)
 
 
-def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
+def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +21,8 @@ from ..core.disclosure import of_unit
 from ..core.files import write_text
 from ..errors import RunError, printable
 from ..planning import Plan, display
-from . import membership, sentences
 from .content import Content
+from .membership import Estimate, GroupAttack, MembershipResult
 from .plan_page import About, PlanPage, make_page
 from .plan_words import Curve
 
@@ -59,60 +59,6 @@ def _with_labels(table: re.Match[str]) -> str:
     return f"<thead>{table[1]}</thead>{_ROW.sub(row, table[2])}</table>"
 
 
-# -- The words of a report, each in one plain sentence. A page explains those that it uses
-
-_ALWAYS = (
-    (
-        "ε",
-        "The limit on what anyone can learn about one member of the list: no conclusion about them becomes more than "
-        "e^{ε} times as likely because their data were used. Smaller protects more.",
-    ),
-    ("δ", "A small probability with which that limit may fail, such as 1 in 100,000."),
-    ("budget", "The ε (and δ) that was promised. Each tier is a group of members with the same budget."),
-    ("plan", "The table, fixed before training, of how often members are drawn and how much noise is added."),
-    ("ledger", "The file that counts the training steps, each before it is made, so that none is forgotten."),
-    ("release", "Everything that leaves the training: the model, and every noisy update that made it."),
-)
-_NUMBERS = (
-    ("sample_rate", "The chance of one member to be drawn in one training step, by an independent coin (Poisson)."),
-    ("clip_norm", "The largest length of one member’s contribution to a step; a longer one is shortened to it."),
-    ("noise", "Random numbers added to every step. noise_multiplier compares them with a member’s contribution."),
-    ("influence", "How far one member can move the model over the whole training, compared with the noise."),
-)
-_PLD = (
-    "PLD",
-    "Privacy loss distribution: a method that adds up the privacy loss of all steps exactly, and rounds up.",
-)
-_RDP = ("RDP", "Rényi differential privacy: a method that adds up the privacy loss of all steps, and rounds up.")
-_PHILOX = ("Philox", "A generator of random numbers that are computed from the run’s secret key.")
-_CHACHA = ("ChaCha20", "A cipher; here it makes random numbers from the run’s secret key.")
-_SETS = (
-    "Pr[M(D)∈S]",
-    "The probability that the training M with the data D releases one of the results in the collection S. The "
-    "statement holds for every collection, so for every question that one could ask.",
-)
-_INTERVAL = ("95 % interval", "The range of accuracies that fit the size of the test set (Wilson’s interval).")
-_AUC = ("AUC", "How often an attacker tells a person in the data from one outside: 0.5 is guessing, 1 is always.")
-
-
-def words_of(content: Content) -> tuple[tuple[str, str], ...]:
-    """(word, meaning) of those that the page uses."""
-    bound = str(content.made_with.get("accountant", ""))
-    source = str(content.made_with.get("randomness", ""))
-    chosen = [
-        (True, _ALWAYS),
-        (content.phases is not None, _NUMBERS),
-        ("PLD" in bound, (_PLD,)),
-        ("RDP" in bound, (_RDP,)),
-        ("Philox" in source, (_PHILOX,)),
-        ("ChaCha20" in source, (_CHACHA,)),
-        ("Pr[" in content.guarantee, (_SETS,)),
-        (content.accuracy is not None, (_INTERVAL,)),
-        (content.membership is not None, (_AUC,)),
-    ]
-    return tuple(word for is_used, words in chosen if is_used for word in words)
-
-
 # -- The content as one HTML page, rendered by report.html.jinja; the page of a membership attack, by
 # attack.html.jinja
 
@@ -128,19 +74,15 @@ LABEL_HEIGHT = 17  # pixels between two labels
 def page(content: Content) -> str:
     """The complete page."""
     stopped_at = content.status.charged if content.status.state != "finished" else None
-    attacked = content.membership
     rendered = _template("report.html.jinja").render(
         content=content,
         mark=Markup(MARK),
         curve=drawn(content.curve, stopped_at) if content.curve else None,
         height=HEIGHT,
-        sentences=sentences,
         influence=display.INFLUENCE,
-        membership=attacked,
-        membership_text=membership,
-        membership_picture=membership.picture(attacked) if attacked else None,
+        membership=content.membership,
+        membership_picture=roc_picture(content.membership) if content.membership else None,
         guarantee=_parts_of_guarantee(content.guarantee),
-        words=words_of(content),
     )
     return labelled(rendered)
 
@@ -153,13 +95,29 @@ def _parts_of_guarantee(text: str) -> tuple[list[str], list[str]]:
     return [word[:1].upper() + word[1:] for word in words], lines[len(plain) :]
 
 
-def attack_page(values: Mapping[str, Any]) -> str:
-    """The page of a membership attack, from the values of its JSON. It is internal."""
-    result = membership.Result.model_validate(values)
+def attack_page(result: MembershipResult) -> str:
+    """The page of a membership attack. It is internal."""
     rendered = _template("attack.html.jinja").render(
-        result=result, text=membership, picture=membership.picture(result), facts=membership.facts(result)
+        result=result, picture=roc_picture(result), facts=_facts_of_attack(result)
     )
     return labelled(rendered)
+
+
+def _facts_of_attack(result: MembershipResult) -> dict[str, str]:
+    """How the shadows were made, by name."""
+    setting = result.setting
+    named = {
+        "shadow models": f"{result.shadows:,}, each trained on a random half of {result.records:,} records",
+        "how": setting.get("why"),
+        "model": setting.get("model"),
+        "steps": setting.get("steps"),
+        "seed": setting.get("seed"),
+        "population": setting.get("population"),
+        "mean accuracy": None if result.accuracy is None else f"{_in_percent(result.accuracy)} on the population",
+        "budgets": "assigned at random" if result.dealt_at_random else "chosen, or not known to be assigned at random",
+        "placebo": None if result.placebo is None else "DP-SGD at the strictest budget, with the same coins",
+    }
+    return {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in named.items() if value}
 
 
 def plan_page(content: PlanPage) -> str:
@@ -171,23 +129,19 @@ def plan_page(content: PlanPage) -> str:
 
 @cache
 def _template(name: str) -> Template:
+    return template(name, _FILTERS, autoescape=True, finalize=_without_control_characters)
+
+
+def template(name: str, filters: Mapping[str, Callable[..., Any]], **options: Any) -> Template:
+    """A template of this package."""
     environment = Environment(
         loader=PackageLoader(__package__, "templates"),
-        autoescape=True,
         undefined=StrictUndefined,
-        finalize=_without_control_characters,
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
-    environment.filters |= {
-        "number": _number,
-        "count": _count,
-        "percent": _percent,
-        "formula": _formula,
-        "spent": _spent,
-        "floor3": _lower,
-        "of_unit": of_unit,
-    }
+    environment.filters |= filters
     return environment.get_template(name)
 
 
@@ -196,8 +150,12 @@ def _without_control_characters(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else display.number(value)
+# -- values as text --------------------------------------------------------------------------------
+
+
+def _or_dash(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """The filter that shows a number, or a dash where there is none."""
+    return lambda value: "–" if value is None or math.isnan(value) else show(value)
 
 
 def _spent(value: float | None, promised: float | None) -> str:
@@ -205,23 +163,61 @@ def _spent(value: float | None, promised: float | None) -> str:
     return "≤ budget" if value is None or promised is None else display.rounded_spend(value, promised)
 
 
-def _lower(value: float | None) -> str:
-    """A lower bound, rounded down."""
-    return "–" if value is None else f"{math.floor(1000 * value) / 1000:g}"
-
-
 def _count(value: int | None) -> str:
     return "fewer than 20" if value is None else f"{value:,}"
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+def _in_percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _bound(value: float) -> str:
+    """An upper bound between 0 and 1, rounded up to three places.
+
+    >>> _bound(0.5401), _bound(1.0)
+    ('0.541', '1.000')
+    """
+    return f"{math.ceil(1000 * value - 1e-9) / 1000:.3f}"
+
+
+def _bound_percent(rate: float) -> str:
+    """An upper bound on a rate in percent, rounded up to three digits.
+
+    >>> _bound_percent(0.0843123), _bound_percent(0.0)
+    ('8.44 %', '0 %')
+    """
+    return f"{display.round_up(100 * rate, 3):.3g} %"
+
+
+def _interval(estimate: Estimate, show: str = "places") -> str:
+    """The interval of an estimate in words; show: the filter of its ends."""
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return "no interval"
+    return f"{_FILTERS[show](estimate.low)} to {_FILTERS[show](estimate.high)}"
 
 
 def _formula(text: Any) -> Markup:
     """ε_i and e^{ε_i} with subscripts and superscripts."""
     safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(printable(text))))
     return Markup(re.sub(r"\^\{(.*?)\}", r"<sup>\1</sup>", safe))
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "number": _or_dash(display.number),
+    "percent": _or_dash(lambda value: f"{100 * value:.1f} %"),
+    "floor3": _or_dash(lambda value: f"{math.floor(1000 * value) / 1000:g}"),
+    "places": _or_dash(lambda value: f"{value:.4f}"),
+    "signed": _or_dash(lambda value: f"{value:+.4f}".replace("-", "−")),
+    "p_value": _or_dash(lambda value: f"{value:.2g}"),
+    "in_percent": _or_dash(_in_percent),
+    "bound": _bound,
+    "bound_percent": _bound_percent,
+    "interval": _interval,
+    "count": _count,
+    "formula": _formula,
+    "spent": _spent,
+    "of_unit": of_unit,
+}
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -320,6 +316,77 @@ def _pushed_apart(heights: Sequence[float]) -> list[float]:
     return placed
 
 
+#: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
+MOST_DRAWN = 4
+ROC_HEIGHT = 320  # pixels
+
+
+@dataclass(frozen=True)
+class DrawnRoc:
+    """One group's lines, as paths in a box of 1000 x 1000. certified is "" where it is suppressed."""
+
+    label: str
+    attacked: str
+    interval: str
+    certified: str
+
+
+@dataclass(frozen=True)
+class RocPicture:
+    """ROCs of one attack on logarithmic axes."""
+
+    attack: str
+    lines: tuple[DrawnRoc, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    guessing: str
+    height: int = ROC_HEIGHT
+
+
+def roc_picture(result: MembershipResult) -> RocPicture:
+    """The ROC of each group under the first attack, beside its certified curve."""
+    outcomes = [one for one in result.attacks if one.attack == result.names[0]]
+    most = min(len(outcomes), MOST_DRAWN)
+    chosen = sorted({round(index * (len(outcomes) - 1) / max(most - 1, 1)) for index in range(most)})
+    lowest = min((rate for index in chosen for rate in outcomes[index].roc.rate), default=0.1)
+    power = math.floor(math.log10(min(lowest, 0.1)))
+    ticks = [(one / power, f"{100 * 10.0**one:g} %") for one in range(power, 1)]
+    ends = [10.0**power, 1.0]
+    return RocPicture(
+        attack=result.names[0],
+        lines=tuple(_drawn_roc(outcomes[index], result, power) for index in chosen),
+        x_ticks=tuple(Tick(100 * (1 - part), text) for part, text in ticks),
+        y_ticks=tuple(Tick(ROC_HEIGHT * part, text) for part, text in ticks),
+        guessing=_log_path(power, ends, ends),
+    )
+
+
+def _drawn_roc(one: GroupAttack, result: MembershipResult, power: int) -> DrawnRoc:
+    roc, group = one.roc, result.groups[one.group]
+    drawn = group.certified.rate >= 10.0**power * 0.999
+    high, low = _log_path(power, roc.rate, roc.high), _log_path(power, roc.rate[::-1], roc.low[::-1])
+    rates, powers = [*group.certified.rate[drawn], 1.0], [*group.certified.power[drawn], 1.0]
+    return DrawnRoc(
+        label=group.label,
+        attacked=_log_path(power, [*roc.rate, 1.0], [*roc.found, 1.0]) if len(roc.rate) else "",
+        interval=f"{high}L{low[1:]}Z" if high else "",
+        certified="" if result.suppressed else _log_path(power, rates, powers),
+    )
+
+
+def _log_path(power: int, rates: Iterable[float], values: Iterable[float]) -> str:
+    """A path on axes from 10^power to 1."""
+
+    def part(value: float) -> float:
+        """0 at 1, 1 at the lowest value of the axis."""
+        return math.log10(min(max(value, 10.0**power), 1.0)) / power
+
+    points = [
+        f"{1000 * (1 - part(rate)):.1f},{1000 * part(value):.1f}" for rate, value in zip(rates, values, strict=True)
+    ]
+    return "M" + "L".join(points) if points else ""
+
+
 # -- Where the page of a plan is written: a new file, or in the place of another such page
 
 
@@ -336,6 +403,11 @@ def check_replaceable(path: Path) -> None:
     """Raise RunError unless the page of a plan may be written to this file."""
     if path.suffix != ".html":
         raise RunError(f"The page of a plan is saved as .html, got {path.name!r}.")
+    check_marked(path, (PLAN_MARK,), "the page of a plan")
+
+
+def check_marked(path: Path, marks: Sequence[str], what: str) -> None:
+    """Raise RunError if there is another file than one that begins with one of these marks."""
     try:
         with path.open(encoding="utf-8") as opened:
             beginning = opened.read(400)
@@ -343,5 +415,5 @@ def check_replaceable(path: Path) -> None:
         return
     except (OSError, UnicodeDecodeError):
         beginning = ""
-    if PLAN_MARK not in beginning:
-        raise RunError(f"{path} exists and is not the page of a plan, so it is not replaced. Choose another name.")
+    if not any(mark in beginning for mark in marks):
+        raise RunError(f"{path} exists and is not {what}, so it is not replaced. Choose another name.")

@@ -9,140 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from .._version import __version__
 from ..accounting import Accountant
 from ..core.files import sha256_of
 from ..errors import RunError
 from ..ledger.account import read
-from ..ledger.run_folder import SCHEMA, RunFolder, read_metrics
+from ..ledger.run_folder import SCHEMA, MetricsRow, PlanSlot, RunFolder, RunSettings, read_metrics
 from ..planning import Plan
-from .membership import Result
+from .membership import MembershipResult, load
 
 #: The hashed files of a run, in the order shown.
 HASHED = ("plan.json", "ledger.jsonl", "model.safetensors", "features.safetensors")
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
-
-
-def _possible(cell: tuple[int, int]) -> tuple[int, int]:
-    if not 0 <= cell[0] <= cell[1]:
-        raise ValueError("more right than records")
-    return cell
-
-
-Cell = Annotated[tuple[int, int], Field(strict=False), AfterValidator(_possible)]  # right, records
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-
-class Training(_Strict):
-    """The model and how it was trained."""
-
-    model: str | None = None
-    parameters: int | None = None
-    loss: str | None = None
-    optimizer: str | None = None
-    lr: Finite | None = None
-    momentum: Finite | None = None
-    device: str | None = None
-
-
-class EvalData(_Strict):
-    """The data of the evaluations; "public" and "private" are the caller's declaration."""
-
-    data: Literal["private", "public"] | None = None
-    records: Annotated[int, Field(ge=1)] | None = None
-    classes: list[str] | None = None
-
-
-class Metadata(_Strict):
-    """The caller's notes on the run. What others may have called by these names has any form."""
-
-    about: Any = None
-    person: Any = None
-    provenance: Any = None
-    config: dict[str, Any] | None = None
-    tiers: dict[str, Finite] | None = None
-    simulated: bool = False
-    left_out: Any = None
-    consent: Any = None
-
-
-class Performance(_Strict):
-    """The performance settings that a report shows."""
-
-    engine: str | None = None
-
-
-class Attacked(_Strict):
-    """The latest attack on membership; digest is the SHA-256 of its result."""
-
-    digest: str | None = None
-
-
-class PlanSlot(_Strict):
-    """Which run of its plan a run is; claim is the text that its slot in the plan's folder has, too."""
-
-    number: Annotated[int, Field(ge=1)]
-    of: Annotated[int, Field(ge=1)]
-    claim: str
-
-
-class Charged(_Strict):
-    """The registry that a run is charged to: its id, and the name of the run there."""
-
-    id: str
-    run: str
-
-
-class RunSettings(_Strict):
-    """run.json; runs of other versions may lack every key but the schema."""
-
-    schema_: Annotated[int, Field(alias="schema")]
-    performance: Performance = Performance()
-    randomness: str | None = None
-    roster: str | None = None
-    guarantee: str | None = None
-    features: str | None = None
-    person: str | None = None
-    versions: dict[str, str] = {}
-    training: Training = Training()
-    eval_data: EvalData = EvalData()
-    metadata: Metadata = Metadata()
-    about: Any = None
-    started: Any = None
-    ended: Any = None
-    counted: Any = None
-    attacked: Attacked = Attacked()
-    plan_slot: PlanSlot | None = None
-    subset_records: Annotated[int, Field(ge=1)] | None = None
-    registry: Charged | None = None
-
-    @property
-    def registry_id(self) -> str | None:
-        """Id of the registry that the run is charged to."""
-        return None if self.registry is None else self.registry.id
-
-
-class MetricsRow(_Strict):
-    """One line of metrics.jsonl."""
-
-    step: Annotated[int, Field(ge=0)]
-    loss: Finite | None = None
-    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-    auc: Annotated[float, Field(ge=0, le=1)] | None = None
-    mean_absolute_error: NotNegative | None = None
-    rmse: NotNegative | None = None
-    r2: Annotated[float, Field(allow_inf_nan=False, le=1)] | None = None
-    per_class: list[Cell] | None = None
-    per_group: list[Cell] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +48,7 @@ class RunRecord:
     made: tuple[int, ...] | None
     key_epochs: int
     metrics: tuple[MetricsRow, ...]
-    membership: Result | None
+    membership: MembershipResult | None
     hashes: Mapping[str, str]
     last_hash: str
     key_left: bool
@@ -274,14 +155,14 @@ def _metrics(folder: RunFolder, plan: Plan, settings: RunSettings) -> tuple[Metr
     return tuple(rows)
 
 
-def _membership(folder: RunFolder, settings: RunSettings) -> Result | None:
+def _membership(folder: RunFolder, settings: RunSettings) -> MembershipResult | None:
     """The result of the latest attack; None if there was none. Raises RunError if its file was changed since."""
     digest, path = settings.attacked.digest, folder.membership
     if digest is None or not path.is_file():
         return None
     if sha256_of(path) != digest:
         raise RunError(f"{path} was changed since the attack that wrote it. Restore it, attack again, or remove it.")
-    return _validated(Result, folder.read_json(path), str(path))
+    return load(path)
 
 
 _Shape = TypeVar("_Shape", bound=BaseModel)

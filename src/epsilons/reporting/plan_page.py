@@ -6,7 +6,7 @@ from them, and nothing that was solved from all budgets together (`disclosure`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,11 +15,12 @@ import numpy as np
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..budgets.budgets import Budgets
-from ..core.disclosure import DisplayRow, display_rows, has_small_cells, of_unit
+from ..core.disclosure import DisplayRow, display_rows, has_small_cells
 from ..core.mechanism import FloatArray
 from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
+from .sentences import strategy
 
 #: More tiers than this are merged into so many rows.
 MOST_ROWS = 8
@@ -56,7 +57,6 @@ class Comparison:
     """A table of tiers by strategies; rows: the tier's label, one cell per strategy."""
 
     title: str
-    text: str
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -82,8 +82,8 @@ class PlanPage:
     explained: Mapping[str, str]
     comparisons: tuple[Comparison, ...]
     bars: tuple[Bar, ...]
-    lost: tuple[str, ...]
-    suppressed: str | None
+    verdict: str | None
+    is_suppressed: bool
     not_covered: tuple[str, ...]
     facts: Mapping[str, str]
 
@@ -118,8 +118,8 @@ def make_page(plan: Plan, about: About) -> PlanPage:
         explained={way.name: words.explained(way.name, way.plan) for way in ways},
         comparisons=_comparisons(ways, rows) if ways else (),
         bars=_bars(ways, rows),
-        lost=() if advice is None else words.lost(advice),
-        suppressed=of_unit(words.SUPPRESSED, plan.unit) if is_suppressed else None,
+        verdict=None if advice is None else advice.verdict,
+        is_suppressed=is_suppressed,
         not_covered=words.not_covered(plan, about.read_off, about.seeded),
         facts=_facts(plan) | dict(about.facts),
     )
@@ -198,34 +198,25 @@ def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:
 
 
 def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comparison, ...]:
-    def table(title: str, text: str, cells: Callable[[_Way], Sequence[str]]) -> Comparison:
-        columns = [cells(way) for way in ways]
-        labels = [row.label + (f" ({row.tier})" if row.tier else "") for row in rows]
-        return Comparison(title, text, tuple(zip(labels, zip(*columns, strict=True), strict=True)))
-
-    def spent(way: _Way) -> list[str]:
-        return [_spent(way.plan, row, False) for row in rows]
-
-    def guesses(way: _Way) -> list[str]:
-        return [str(right) for right in _rights(way.plan, rows, False)]
-
-    def influence(way: _Way) -> list[str]:
-        return [_short(float(way.plan.influence[row.groups].max())) for row in rows]
-
-    def share(way: _Way) -> list[str]:
-        return [f"{100 * part:.0f}\u00a0%" for part in _parts(way, rows) / way.signals.sum()]
-
-    def noise(way: _Way) -> list[str]:
-        return [_noise(way.plan, row) for row in rows]
-
-    unit = ways[0].plan.unit
-    return (
-        table("ε spent", words.SPENT, spent),
-        table("Right guesses of 100", words.GUESSES, guesses),
-        table("Influence", of_unit(words.INFLUENCE, unit), influence),
-        table("Share of the signal", of_unit(words.SHARE, unit), share),
-        table("Noise", of_unit(words.NOISE, unit), noise),
+    labels = [row.label + (f" ({row.tier})" if row.tier else "") for row in rows]
+    tables: list[tuple[str, Callable[[_Way], Iterable[str]]]] = [  # title, cells of a strategy's column
+        ("ε spent", lambda way: [_spent(way.plan, row, False) for row in rows]),
+        ("Right guesses of 100", lambda way: map(str, _rights(way.plan, rows, False))),
+        ("Influence", lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
+        ("Share of the signal", lambda way: _shares(way, rows)),
+        ("Noise", lambda way: [_noise(way.plan, row) for row in rows]),
+    ]
+    return tuple(
+        Comparison(
+            title,
+            tuple(zip(labels, zip(*map(cells, ways), strict=True), strict=True)),
+        )
+        for title, cells in tables
     )
+
+
+def _shares(way: _Way, rows: Sequence[DisplayRow]) -> list[str]:
+    return [f"{100 * part:.0f}\u00a0%" for part in _parts(way, rows) / way.signals.sum()]
 
 
 def _parts(way: _Way, rows: Sequence[DisplayRow]) -> FloatArray:
@@ -253,7 +244,7 @@ def _bars(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Bar, ...]:
 
 def _facts(plan: Plan) -> dict[str, str]:
     facts = {
-        "strategy": words.named(plan),
+        "strategy": strategy(plan),
         "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
         "protects": f"one {plan.unit} at a time; {plan.adjacency}",
         "steps": f"{plan.steps:,}" + (f" in each of {plan.runs:,} runs" if plan.runs > 1 else ""),

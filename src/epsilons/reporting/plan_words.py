@@ -8,34 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit
-from ..planning import Advice, Plan, display
+from ..planning import Plan, display
 from ..planning.plan_numbers import CURVE_POINTS, SHARES
-from .sentences import MOST_LISTED, listed
+from .sentences import MOST_LISTED, listed, strategy
 
-SPENT = "The most that the training can spend of a budget in this row, certified before it begins."
-GUESSES = (
-    "The odds of the first table, under each strategy: 50 is a toss of a coin, 100 is certainty. Smaller protects more."
-)
-INFLUENCE = "How far one record can move the model during the whole training. 0: the record is not used."
-SHARE = (
-    "How much of what a step learns comes from each tier, if all gradients are clipped and point alike. Under uniform "
-    "it is the tier's share of the records. Far below it, the model learns little from these records, and loses "
-    "accuracy."
-)
-NOISE = (
-    "The noise of a step over the largest contribution of one record. More noise hides a record better, and the model "
-    "learns less from it."
-)
-MODEL = (
-    "Signal is that of one step over its noise, relative to uniform. It is a model, computed without any training: it "
-    "ranks ways to divide budgets, and is no forecast of accuracy."
-)
-
-SUPPRESSED = (
-    "Fewer than 20 records hold some of these budgets. Rates, clip norms, noise and exact spends were computed from "
-    "all budgets together, so they would show what these few chose. They are left out here, and so is the comparison "
-    "of strategies. For internal use, plan.json and epsilons advise --json hold the numbers."
-)
 #: The name of a plan with options, or of a strategy of the caller's, at the top of narrow columns.
 THIS_PLAN = "this plan"
 
@@ -52,12 +28,6 @@ _EXPLAINED = {
 }
 
 
-def named(plan: Plan) -> str:
-    """The strategy of a plan with its options."""
-    options = ", ".join(f"{name} = {value}" for name, value in plan.options.items())
-    return plan.strategy + (f" ({options})" if options else "")
-
-
 def short_name(plan: Plan) -> str:
     """The name of a plan's strategy where there is little room."""
     return THIS_PLAN if plan.options or plan.strategy not in _EXPLAINED else plan.strategy
@@ -66,7 +36,7 @@ def short_name(plan: Plan) -> str:
 def explained(name: str, plan: Plan) -> str:
     """What a strategy does with budgets."""
     text = _EXPLAINED.get(plan.strategy, "A strategy of your own. Its plan is certified like the others.")
-    return of_unit(f"{named(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
+    return of_unit(f"{strategy(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
 
 
 def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
@@ -86,8 +56,8 @@ def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
     runs = f"{plan.runs:,} runs would follow the plan, each with" if plan.runs > 1 else "The training would make"
     third = (
         f"{runs} {plan.steps:,} steps, each on {plan.batch_size:,.6g} {many} in expectation, drawn at random. The plan "
-        f"is certified: under the strategy {named(plan)} no {one} can spend more than promised, however the training "
-        "goes."
+        f"is certified: under the strategy {strategy(plan)} no {one} can spend more than promised, however the "
+        "training goes."
     )
     return first, second, third
 
@@ -98,11 +68,6 @@ def _promises(rows: Sequence[DisplayRow]) -> str:
         for row in rows
     ]
     return listed(parts)
-
-
-def lost(advice: Advice) -> tuple[str, ...]:
-    """Where accuracy is lost, as far as it can be said without training."""
-    return f"{advice.verdict} Accuracy is lost where noise is large against the signal.", MODEL
 
 
 def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from ..accounting import Accountant
 from ..core.files import write_bytes
@@ -24,6 +24,7 @@ from ..errors import RunError, printable
 from ..ledger import model_file
 from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, read_model_file
 from .content import Content, make_content
+from .html import template
 from .load_run import RunRecord, load_run
 
 # -- The model card and the guarantee of a release, as texts
@@ -62,20 +63,6 @@ def task(model: ModelFile) -> str:
     return "tabular-regression" if is_number else "tabular-classification"
 
 
-@cache
-def _template(name: str) -> Template:
-    environment = Environment(
-        loader=PackageLoader(__package__, "templates"),
-        autoescape=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"md": in_markdown, "plain": printable}
-    return environment.get_template(name)
-
-
 def in_markdown(text: object) -> str:
     """A text as Markdown shows it: in one line, with every mark escaped.
 
@@ -84,6 +71,12 @@ def in_markdown(text: object) -> str:
     """
     escaped = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", escaped)
+
+
+@cache
+def _template(name: str) -> Template:
+    filters = {"md": in_markdown, "plain": printable}
+    return template(name, filters, autoescape=False, keep_trailing_newline=True)
 
 
 # -- Write a release folder: what may be given away of a run, so that others can use its model. No torch in here

@@ -12,31 +12,8 @@ from ..planning.plan_numbers import SHARES
 #: With more rows than this, the first paragraph refers to the table instead of listing the promises.
 MOST_LISTED = 4
 
-CAVEAT = (
-    "Claim what is certified for the whole plan, however early the training stopped. The charge so far holds only if "
-    "the stop was chosen without looking at the data or at anything the training had released."
-)
-CURVE = "Upper bounds on what may have been spent after each step. Each stair shows the value at its end."
-BOUNDED = "“≤ budget”: no record of the row spends more than its budget."
-SHARED_BY_FEW = "A row with a range or a bound may contain budgets that fewer than 20 records share."
-NOT_DECLARED = "The test data were not declared public, so they count as private."
-ODDS = (
-    "Suppose that someone guesses about one member of a tier, from everything that the training released. This is how "
-    "often they can be right, at most, whatever they know and however they attack."
-)
-ODDS_MERGED = "For merged rows no number is shown, because it would depend on what fewer than 20 people chose."
-ODDS_OF_PLAN = (
-    "These odds are computed from this plan. The limit ε alone would allow more; the guarantee below names its odds at "
-    "ε = 1."
-)
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
-ALIKE = "Rows of one person are alike, so with several rows per person the intervals are too narrow."
-AUDIT_MEASURED = (
-    "Each of them was measured on the recorded run, with an error in both directions: a value slightly above the "
-    "promise contradicts nothing by itself."
-)
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
-
 
 #: What was charged for an audit, by whether it trained on records that its caller gave.
 AUDITED_ON = {
@@ -70,13 +47,18 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
     if merged or len(rows) > MOST_LISTED:
         listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
         return of_unit(listing, plan.unit)
-    verb = "were promised" if registry is None else "have the level"
+    return of_unit(f"{first} Of these records, {_promises(rows, registry is not None)}.", plan.unit)
+
+
+def _promises(rows: Sequence[DisplayRow], are_levels: bool) -> str:
+    """How many have which budget, and their delta if it is one for all."""
+    verb = "have the level" if are_levels else "were promised"
     parts = [
         f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
-    return of_unit(f"{first} Of these records, {listed(parts)}{slack}.", plan.unit)
+    return listed(parts) + slack
 
 
 def charged(registry: str, audit: bool | None) -> list[str]:
@@ -233,19 +215,6 @@ def _other_runs(runs: int, unit: Unit) -> tuple[str, str]:
         f"Choosing one of the {runs:,} runs, or its settings, by scores on private records, as a search with "
         "cross-validation does. A choice by what the runs released, or by public records, is covered.",
     )
-
-
-def loss(name: object) -> str:
-    """A loss in words.
-
-    >>> loss("mse")
-    'mean squared error, of the target as it enters the loss'
-    """
-    words = {
-        "mse": "mean squared error, of the target as it enters the loss",
-        "cross_entropy": "cross-entropy, in nats",
-    }
-    return words.get(str(name), str(name))
 
 
 def strategy(plan: Plan) -> str:

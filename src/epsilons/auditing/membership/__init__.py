@@ -8,9 +8,11 @@ To add an attack: write a function `(signals) -> scores` in a new file, and add 
 
 from __future__ import annotations
 
+from ...reporting.membership import MembershipResult
+from .analysis import paired
 from .attacking import attack
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
-from .result import MembershipResult, draw, paired
+from .folder import draw
 from .signals import Signals
 
 __all__ = [

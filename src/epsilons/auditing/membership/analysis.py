@@ -4,74 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.stats import ttest_ind
 
 from ...core.disclosure import SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells
 from ...core.mechanism import FloatArray, Groups, IntArray
 from ...errors import InputError
 from ...planning import Plan
-from .outcomes import (
-    RATES,
-    Certified,
-    Difference,
-    Estimate,
-    FoundAt,
-    GroupAttack,
-    GroupRow,
-    Roc,
-    certified,
-    over_targets,
-    roc,
-    student_quantile,
-    target_auc,
-)
-from .result import MembershipResult
+from ...reporting.membership import Difference, Estimate, FoundAt, GroupAttack, GroupRow, MembershipResult, Power, Roc
+from .outcomes import RATES, certified, over_targets, roc, student_quantile, target_auc
 from .signals import BoolArray, Float32Array, Signals
 
-# -- Tests of whether groups differ: by relabeling records, and the paper's own, which is kept for comparison
+# -- Test of whether groups differ, by relabeling records
 
 RELABELINGS = 9_999
 #: Labels that are shuffled at once.
 _AT_ONCE = 2**22
-
-PAPER_TEST_INVALID = (
-    "Not valid: Student's t compares all scores of two groups, members and non-members together, and takes them as "
-    "independent. Scores of non-members differ between groups, too, and records without any exposure count as evidence."
-)
-
-
-@dataclass(frozen=True)
-class PaperTest:
-    """Outcome of the paper's test on one target. `validity` says why it is shown for comparison only."""
-
-    t: float
-    p_value: float
-    validity: str = PAPER_TEST_INVALID
-
-
-def paper_test(scores_of_target: npt.ArrayLike, group: IntArray, groups: tuple[int, int] = (0, 1)) -> PaperTest:
-    """Student's t-test of the second group against the first, as in Boenisch et al., arXiv 2303.17046, section 4.3.
-
-    scores_of_target  (records,) of members and non-members
-    group             (records,) index of each record's group
-
-    Raises InputError where a group has fewer than two records.
-
-    >>> round(paper_test([0, 1, 2, 2, 3, 4], np.array([0, 0, 0, 1, 1, 1])).t, 3)
-    2.449
-    """
-    scores = np.asarray(scores_of_target, dtype=np.float64)
-    strict, loose = (scores[group == one] for one in groups)
-    if min(len(strict), len(loose)) < 2:
-        raise InputError(f"The test needs two records in each group, got {len(strict)} and {len(loose)}.")
-    test = ttest_ind(loose, strict)
-    return PaperTest(float(test.statistic), float(test.pvalue))
 
 
 def record_gaps(scores: Float32Array, member: BoolArray) -> FloatArray:
@@ -175,8 +125,8 @@ def analyse(
     member, of_records = signals.member, groups or plan.groups
     _check(member, scores, plan, group, of_records)
     rows, columns, suppressed = _rows(plan, group, of_records)
-    if placebo and [row.label for row in placebo.rows] != [row.label for row in rows]:
-        raise InputError(f"The placebo needs the same {len(rows)} groups, got {len(placebo.rows)} or other ones.")
+    if placebo and [row.label for row in placebo.groups] != [row.label for row in rows]:
+        raise InputError(f"The placebo needs the same {len(rows)} groups, got {len(placebo.groups)} or other ones.")
     row_of_record = np.empty(len(group), dtype=np.int64)
     for index, records in enumerate(columns):
         row_of_record[records] = index
@@ -188,7 +138,7 @@ def analyse(
         shadows=len(member),
         records=len(group),
         dealt_at_random=dealt_at_random,
-        rows=rows,
+        groups=rows,
         attacks=tuple(
             _outcome(name, index, aucs[name][:, index], rocs[name][index], row.certified)
             for name in scores
@@ -239,7 +189,7 @@ def _rows(plan: Plan, group: IntArray, groups: Groups) -> tuple[tuple[GroupRow, 
     columns = [np.flatnonzero(np.isin(group, one)) for one in members]
     bounds = [certified(plan, one if len(plan.groups) > 1 else np.zeros(1, dtype=np.int64)) for one in members]
     rows = (
-        GroupRow(label, row.epsilon, len(records), bound)
+        GroupRow(label, row.epsilon, len(records), bound.area, Power(RATES, bound.power))
         for label, row, records, bound in zip(_labels(shown), shown, columns, bounds, strict=True)
     )
     return tuple(rows), columns, small
@@ -260,16 +210,16 @@ def _roc(scores: Float32Array, member: BoolArray, records: IntArray) -> Roc:
     return roc(scores[:, records], member[:, records], _rng(0))
 
 
-def _outcome(attack: str, row: int, auc: FloatArray, curve: Roc, bound: Certified) -> GroupAttack:
+def _outcome(attack: str, row: int, auc: FloatArray, curve: Roc, bound: Power) -> GroupAttack:
     over = over_targets(auc)
     power = bound.power[np.isin(RATES, curve.rate)]
     return GroupAttack(
         attack=attack,
-        row=row,
+        group=row,
         auc=over,
         auc_of_others=_widened(over, curve.auc_variance, len(auc)),
         found=tuple(_found(curve, rate, bound) for rate in SHOWN_RATES),
-        share=_share(curve, power),
+        share_of_certified=_share(curve, power),
         exceeds_certified=bool((curve.band > power).any()),
         roc=curve,
     )
@@ -298,7 +248,7 @@ def _widened(over: Estimate, variance: float, targets: int) -> Estimate:
     return Estimate(over.value, over.value - half, over.value + half)
 
 
-def _found(curve: Roc, rate: float, bound: Certified) -> FoundAt:
+def _found(curve: Roc, rate: float, bound: Power) -> FoundAt:
     found = curve.at(rate)
     alarms = int(curve.false_alarms[np.isclose(curve.rate, rate)][0]) if found else None
     return FoundAt(rate, found, alarms, float(bound.power[np.isclose(RATES, rate)][0]))
@@ -328,3 +278,23 @@ def _differences(
             ordered = float(np.mean(by_target[~np.isnan(by_target)] > 0))
             found.append(Difference(name, strict, loose, over, others, ordered, float(p_value)))
     return tuple(sorted(found, key=lambda one: list(scores).index(one.attack)))
+
+
+def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, row_b: int | None = None) -> Estimate:
+    """AUC of a minus AUC of b, with a 95 % interval over targets; both with the same coins.
+
+    row_a, row_b  indices of the rows that are compared, by default the same
+
+    Raises InputError where one of them has no such attack, or their numbers of shadows differ.
+    """
+    columns = []
+    for result, row in ((a, row_a), (b, row_a if row_b is None else row_b)):
+        if attack not in result.target_auc or not 0 <= row < len(result.groups):
+            raise InputError(
+                f"A result with {len(result.groups)} groups and the attacks {', '.join(result.target_auc)} has no row "
+                f"{row} of {attack!r}."
+            )
+        columns.append(result.target_auc[attack][:, row])
+    if len(columns[0]) != len(columns[1]):
+        raise InputError(f"Both results need the same targets, got {len(columns[0])} and {len(columns[1])}.")
+    return over_targets(columns[0] - columns[1])

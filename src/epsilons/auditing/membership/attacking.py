@@ -17,14 +17,13 @@ from torch import nn
 from ...budgets.budgets import Budgets
 from ...errors import DataError, EpsilonsWarning, InputError, ModelError
 from ...planning import Plan
+from ...reporting.membership import MembershipResult
 from ...training import Performance
-from ...training.fitting.evaluation import Loss
-from ...training.fitting.losses import MakeOptimizer, optimizer_maker
+from ...training.fitting.losses import optimizer_maker
 from ...training.validation import are_columns, columns
 from ..stacked import unstackable
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
-from .folder import Task
-from .result import MembershipResult
+from .folder import AttackSettings, Task
 from .shadows import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor, shadow_plan
 
 #: With fewer shadows, some record has no shadow that it is out of, or none that it is in.
@@ -48,23 +47,9 @@ def attack(
     *,
     budgets: Budgets,
     population: Any = None,
-    loss: str | Loss = "cross_entropy",
-    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
-    lr: float | None = None,
-    momentum: float | None = None,
-    shadows: int = 128,
-    attacks: Sequence[str] | Mapping[str, Attack] | None = None,
-    placebo: bool = False,
-    dealt_at_random: bool = False,
-    seed: int = 0,
-    method: str = "auto",
     folder: str | Path | None = None,
     resume: bool = False,
-    keep_scores: bool = False,
-    performance: Performance | None = None,
-    device: str = "auto",
-    jobs: int | None = None,
-    progress: bool = False,
+    **options: Any,
 ) -> MembershipResult:
     """Attack membership: train shadow models, each on a random half of the records, and recognise the members.
 
@@ -73,22 +58,9 @@ def attack(
     plan, budgets    the plan under attack, and the budgets that it was made for. Every shadow is trained under this
                      plan; only the divisor of its updates is halved, because half of the records are in
     population       (inputs, targets) of records that are not trained on, such as test data; RMIA needs them
-    loss, optimizer, lr, momentum, performance, device   as in `fit`
-    shadows          number of shadow models. Every shadow is the target of all others
-    attacks          names in ATTACKS, or {name: function}; by default LiRA with shrinkage, and RMIA if there is a
-                     population
-    placebo          also train the same shadows by DP-SGD at the strictest budget. Any difference between groups there
-                     does not come from privacy. This doubles the cost
-    dealt_at_random  True if budgets were assigned at random, not chosen by people. Only then do the tests show that
-                     privacy causes the differences between groups
-    seed             of coins, draws and noise. The result is repeatable
-    method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
     folder           a new folder for the result and for finished blocks; None keeps nothing
     resume           continue the attack in `folder`, with the same settings; more shadows need keep_scores
-    keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
-                     people
-    jobs             number of processes; by default one per core
-    progress         show progress on stderr
+    options          the fields of `AttackSettings`: shadows=64, attacks=["rmia"], placebo=True, …
 
     No guarantee covers the shadows, their scores or the result: docs/membership.md.
 
@@ -100,14 +72,16 @@ def attack(
             "The budgets are of persons, and shadow models are trained on records: whether a row was used says nothing "
             "about its person's other rows. To test a plan of persons, audit it: epsilons.audit(plan)."
         )
-    chosen = _chosen(attacks, population is not None)
-    if shadows < FEWEST_SHADOWS:
-        raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
-    if folder is None and (resume or keep_scores):
+    asked = AttackSettings(**options)
+    chosen = _chosen(asked.attacks, population is not None)
+    if asked.shadows < FEWEST_SHADOWS:
+        raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {asked.shadows}. Useful are 64 or more.")
+    if folder is None and (resume or asked.keep_scores):
         raise InputError("resume and keep_scores need folder=, the folder of the attack.")
-    make = optimizer_maker(optimizer, lr, momentum)
+    make = optimizer_maker(asked.optimizer, asked.lr, asked.momentum)
+    loss = asked.loss
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
-    method, why = _method(method, reason)
+    method, why = _method(asked.method, reason)
     inputs, targets = _records(dataset, "records")
     setting = ShadowSetting(
         model=copy.deepcopy(model),
@@ -118,10 +92,10 @@ def attack(
         plan=shadow_plan(plan, len(inputs)),
         budgets=budgets,
         population=None if population is None else _records(population, "population"),
-        seed=int(seed),
+        seed=int(asked.seed),
         method=method,
-        performance=performance or Performance(),
-        device=_device(device),
+        performance=asked.performance or Performance(),
+        device=_device(asked.device),
     )
     _check_model(setting)
     _warn_of_known_population(setting)
@@ -136,18 +110,7 @@ def attack(
         "seed": setting.seed,
         "population": setting.population_size,
     }
-    task = Task(
-        plan=plan,
-        setting=setting,
-        description=description,
-        attacks=chosen,
-        shadows=shadows,
-        placebo=placebo,
-        dealt_at_random=dealt_at_random,
-        keep_scores=keep_scores,
-        jobs=jobs,
-        progress=progress,
-    )
+    task = Task(plan, setting, description, chosen, asked)
     return task.run() if folder is None else task.run_in(Path(folder), resume)
 
 

@@ -150,21 +150,6 @@ def lira(signals: Signals) -> Float32Array:
     return score_targets(signals.checked("margin"), signals.member, rule)
 
 
-def lira_fixed(signals: Signals) -> Float32Array:
-    """Online, with fixed variances."""
-    return score_targets(signals.checked("margin"), signals.member, _online_fixed)
-
-
-def lira_offline(signals: Signals) -> Float32Array:
-    """Offline, with a fixed variance."""
-    return score_targets(signals.checked("margin"), signals.member, _offline)
-
-
-def lira_raw(signals: Signals) -> Float32Array:
-    """Online, on the logit of the true class, with own variances: the code of the paper on Sample and Scale."""
-    return score_targets(signals.checked("raw"), signals.member, _online_own)
-
-
 def _online_fixed(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
     ratio = _log_density(own, inside.mean, inside.pooled_variance())
     ratio -= _log_density(own, outside.mean, outside.pooled_variance())
@@ -195,12 +180,7 @@ def _log_density(value: FloatArray, mean: FloatArray, variance: FloatArray | flo
 # -- Shrunk LiRA: the online likelihood ratio with few references, by empirical Bayes. It is ours, and the default
 
 
-def lira_shrunk(signals: Signals) -> Float32Array:
-    """Online LiRA on the margin with scales and shifts shrunk to their means over records."""
-    return score_targets(signals.checked("margin"), signals.member, _rule)
-
-
-def _rule(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
+def _shrunk(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
     scale = _scale(inside, outside)
     shift = _shift(inside, outside, scale)
     total = inside.count + outside.count
@@ -239,14 +219,6 @@ def shrink(estimate: FloatArray, noise: FloatArray, usable: BoolArray) -> FloatA
     return np.where(usable, mean + (estimate - mean) * spread / (spread + noise), mean)
 
 
-# -- The loss attack: a record with a small loss under the target is classified as a member. It needs no references
-
-
-def loss(signals: Signals) -> Float32Array:
-    """The negative loss, (shadows, records)."""
-    return signals.checked("log_p").copy()
-
-
 # -- RMIA, the robust membership inference attack, on every shadow as the target of all others
 
 #: Added to p and to p̄, so that a probability that vanishes has a finite ratio.
@@ -256,17 +228,7 @@ _LEAST = 1e-12
 _Reference = Callable[[Moments, Moments, FloatArray], tuple[FloatArray, FloatArray]]
 
 
-def rmia(signals: Signals) -> Float32Array:
-    """Online RMIA, with references in and out."""
-    return _attack(signals, _online)
-
-
-def rmia_offline(signals: Signals) -> Float32Array:
-    """Offline RMIA, with references out and one constant for the members."""
-    return _attack(signals, _rmia_offline)
-
-
-def _attack(signals: Signals, reference: _Reference) -> Float32Array:
+def _rmia(signals: Signals, reference: _Reference) -> Float32Array:
     log_p, population = signals.checked("log_p"), signals.checked("population")
     if not population.shape[1]:
         raise InputError(
@@ -331,15 +293,21 @@ def _share(ratio: FloatArray, population: FloatArray) -> FloatArray:
 #: higher score is evidence for "member". A score must not depend on the target's own coins, which are to be guessed.
 Attack = Callable[[Signals], Float32Array]
 
+
+def _by(signal: str, rule: Rule) -> Attack:
+    """The attack that scores each target's signal of this name by a rule."""
+    return lambda signals: score_targets(signals.checked(signal), signals.member, rule)
+
+
 ATTACKS: Mapping[str, Attack] = {
     "lira": lira,
-    "lira-offline": lira_offline,
-    "lira-fixed": lira_fixed,
-    "lira-shrunk": lira_shrunk,
-    "lira-raw": lira_raw,
-    "rmia": rmia,
-    "rmia-offline": rmia_offline,
-    "loss": loss,
+    "lira-offline": _by("margin", _offline),
+    "lira-fixed": _by("margin", _online_fixed),
+    "lira-shrunk": _by("margin", _shrunk),
+    "lira-raw": _by("raw", _online_own),  # the code of the paper on Sample and Scale
+    "rmia": lambda signals: _rmia(signals, _online),
+    "rmia-offline": lambda signals: _rmia(signals, _rmia_offline),
+    "loss": lambda signals: signals.checked("log_p").copy(),  # the negative loss
 }
 
 DEFAULT_ATTACKS = ("lira-shrunk", "rmia")

@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -31,15 +31,19 @@ import numpy as np
 import torch
 
 from ...core.files import NAME, FolderLock, close_folder, write_bytes, write_json, write_text
+from ...core.notebook import new_figure, save_figure
 from ...draws import fingerprints
-from ...errors import EpsilonsWarning, RunError, parsed_json
+from ...errors import EpsilonsWarning, InputError, RunError, parsed_json
 from ...ledger.run_folder import versions
 from ...planning import Plan
 from ...reporting.html import attack_page
-from . import result
+from ...reporting.membership import NOT_COVERED, GroupRow, MembershipResult, load
+from ...training import Performance
+from ...training.fitting.evaluation import Loss
+from ...training.fitting.losses import MakeOptimizer
 from .analysis import analyse
 from .attacks import Attack
-from .result import NOT_COVERED, MembershipResult, draw
+from .outcomes import RATES
 from .shadows import Arrays, Block, Shadows, ShadowSetting, placebo_plan, shadow_plan, train_shadows, watched
 
 SCHEMA = 1
@@ -126,7 +130,7 @@ class AttackFolder:
     def finish(self, result: MembershipResult, asked: Mapping[str, Any]) -> None:
         """Write the result, the picture and the page; after this the attack is finished."""
         draw(result, self.picture)
-        write_text(self.page, attack_page(result.to_dict()))
+        write_text(self.page, attack_page(result))
         result.save(self.result)
         write_json(self.settings, {**self.read(), "finished": dict(asked)})
 
@@ -217,6 +221,43 @@ def _is_temporary(file: Path) -> bool:
 # -- One attack with its arguments checked: train the arms, attack them, analyse, and keep the result in a folder
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings:
+    """How an attack on membership is made: the options of `attack`.
+
+    loss, optimizer, lr, momentum, performance, device   as in `fit`
+    shadows          number of shadow models. Every shadow is the target of all others
+    attacks          names in ATTACKS, or {name: function}; by default LiRA with shrinkage, and RMIA if there is a
+                     population
+    placebo          also train the same shadows by DP-SGD at the strictest budget. Any difference between groups there
+                     does not come from privacy. This doubles the cost
+    dealt_at_random  True if budgets were assigned at random, not chosen by people. Only then do the tests show that
+                     privacy causes the differences between groups
+    seed             of coins, draws and noise. The result is repeatable
+    method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
+    keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
+                     people
+    jobs             number of processes; by default one per core
+    progress         show progress on stderr
+    """
+
+    loss: str | Loss = "cross_entropy"
+    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
+    shadows: int = 128
+    attacks: Sequence[str] | Mapping[str, Attack] | None = None
+    placebo: bool = False
+    dealt_at_random: bool = False
+    seed: int = 0
+    method: str = "auto"
+    keep_scores: bool = False
+    performance: Performance | None = None
+    device: str = "auto"
+    jobs: int | None = None
+    progress: bool = False
+
+
 @dataclass(frozen=True)
 class Task:
     """What `attack` was asked for.
@@ -224,30 +265,26 @@ class Task:
     plan         the plan under attack
     setting      of the shadows
     description  what is trained and how, in words; a part of the result
-    others       the arguments of `attack` with these names
+    attacks      by name
+    asked        the options of `attack`
     """
 
     plan: Plan
     setting: ShadowSetting
     description: Mapping[str, Any]
     attacks: Mapping[str, Attack]
-    shadows: int
-    placebo: bool
-    dealt_at_random: bool
-    keep_scores: bool
-    jobs: int | None
-    progress: bool
+    asked: AttackSettings
 
     def run_in(self, path: Path, resume: bool) -> MembershipResult:
         """Run with a folder. A finished attack is read from its folder; it is not repeated."""
         folder = AttackFolder(path, self.setting.plan, self.compared(), self.notes(), resume)
         try:
-            if folder.is_finished(self.asked()):
-                found = result.load(folder.result)
+            if folder.is_finished(self.choices()):
+                found = load(folder.result)
             else:
                 found = self.run(folder)
-                folder.finish(found, self.asked())
-            if not self.keep_scores:
+                folder.finish(found, self.choices())
+            if not self.asked.keep_scores:
                 folder.remove_secrets()
             return found
         finally:
@@ -255,7 +292,7 @@ class Task:
 
     def run(self, folder: AttackFolder | None = None) -> MembershipResult:
         """Train the shadows that the folder does not hold, and attack all."""
-        placebo = self._arm("placebo", self._placebo(), folder, None) if self.placebo else None
+        placebo = self._arm("placebo", self._placebo(), folder, None) if self.asked.placebo else None
         return self._arm("shadows", self.setting, folder, placebo)
 
     def _arm(
@@ -263,7 +300,7 @@ class Task:
     ) -> MembershipResult:
         trained = self._trained(name, setting, folder)
         scores = {attack: function(trained.signals) for attack, function in self.attacks.items()}
-        if folder is not None and self.keep_scores:
+        if folder is not None and self.asked.keep_scores:
             folder.save_scores(name, member=trained.signals.member, **scores)
         measured = {"member_accuracy": float(trained.member_accuracy.mean())}
         return analyse(
@@ -271,7 +308,7 @@ class Task:
             scores,
             setting.plan,
             setting.group,
-            dealt_at_random=self.dealt_at_random,
+            dealt_at_random=self.asked.dealt_at_random,
             placebo=placebo,
             accuracy=None if setting.population is None else float(trained.accuracy.mean()),
             setting={**self.description, **measured},
@@ -279,8 +316,8 @@ class Task:
 
     def _trained(self, name: str, setting: ShadowSetting, folder: AttackFolder | None) -> Shadows:
         store = None if folder is None else folder.blocks(name)
-        with watched(self.shadows, f"{name}, {setting.method}", self.progress) as watch:
-            return train_shadows(setting, self.shadows, store, self.jobs, watch)
+        with watched(self.asked.shadows, f"{name}, {setting.method}", self.asked.progress) as watch:
+            return train_shadows(setting, self.asked.shadows, store, self.asked.jobs, watch)
 
     def _placebo(self) -> ShadowSetting:
         with warnings.catch_warnings():
@@ -289,20 +326,20 @@ class Task:
 
     # -- what the folder notes -------------------------------------------------------------------------------
 
-    def asked(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, Any]:
         """What may differ between two calls that continue one attack."""
         return {
-            "shadows": self.shadows,
+            "shadows": self.asked.shadows,
             "attacks": list(self.attacks),
-            "placebo": self.placebo,
-            "dealt_at_random": self.dealt_at_random,
+            "placebo": self.asked.placebo,
+            "dealt_at_random": self.asked.dealt_at_random,
         }
 
     def notes(self) -> dict[str, Any]:
         """What attack.json says beside the compared settings."""
         return {
-            "not_covered": NOT_COVERED.format(shadows=self.shadows),
-            **self.asked(),
+            "not_covered": NOT_COVERED.format(shadows=self.asked.shadows),
+            **self.choices(),
             "setting": dict(self.description),
         }
 
@@ -325,3 +362,53 @@ class Task:
             "version of torch": torch.__version__,
             "version of numpy": np.__version__,
         }
+
+
+# -- The ROC of each group on logarithmic axes, beside what the plan certifies
+
+#: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
+MOST_DRAWN = 6
+
+_COLOURS = ("#1f5fa8", "#c2571a", "#3a7d44", "#6a3d9a", "#8c6d1f", "#444444")
+
+
+def draw(result: MembershipResult, path: str | Path, attack: str | None = None) -> Path:
+    """Draw the ROC of each group: the attack's with its 95 % intervals, the certified curve, and guessing.
+
+    path    of an .svg, .png or .pdf file; only its owner may read it
+    attack  by default the first one of the result
+
+    A rate with fewer than 10 false alarms is not drawn. Where some group has fewer than 20 records, the certified
+    curves are not drawn, because they were computed from all budgets together.
+
+    Raises InputError for another ending or attack, RunError if the file cannot be written.
+    """
+    attack = result.names[0] if attack is None else attack
+    if attack not in result.names:
+        raise InputError(f"The result has the attacks {', '.join(result.names)}, got {attack!r}.")
+    figure, axes = new_figure(6.4, 4.8)
+    lowest = 1.0
+    count = len(result.groups)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_DRAWN)).round().astype(int))
+    for row, colour in zip(chosen.tolist(), _COLOURS, strict=False):
+        roc, shown = result.of(attack, row).roc, result.groups[row]
+        if len(roc.rate):
+            lowest = min(lowest, float(roc.rate[0]))
+        axes.fill_between(roc.rate, roc.low, roc.high, color=colour, alpha=0.2, lw=0)
+        axes.plot(roc.rate, roc.found, color=colour, label=_label(shown))
+        if not result.suppressed:
+            axes.plot(RATES, shown.certified.power, color=colour, ls="--", lw=1.2)
+    lowest = min(lowest, 0.1)
+    axes.plot([lowest, 1], [lowest, 1], color="#888888", lw=0.9, label="guessing")
+    if not result.suppressed:
+        axes.plot([], [], color="#444444", ls="--", lw=1.2, label="no attack above (certified)")
+    axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.1))
+    axes.set_xlabel("false-positive rate")
+    axes.set_ylabel("true-positive rate")
+    axes.set_title(f"{attack}, {result.shadows:,} shadow models; shaded: 95 % intervals", fontsize=10, loc="left")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    return save_figure(figure, Path(path))
+
+
+def _label(row: GroupRow) -> str:
+    return f"ε {row.label}" if row.epsilon is None else f"ε = {row.label}"

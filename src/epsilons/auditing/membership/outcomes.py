@@ -1,4 +1,4 @@
-"""The values of a result: rows of groups, one outcome per attack and row, differences between rows."""
+"""The statistics of an attack: the AUC of every target, the ROC of each group, and what the plan certifies for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from scipy.stats import rankdata
 from ...accounting.profile import Profile
 from ...core.mechanism import FloatArray, IntArray, SampledGaussian
 from ...planning import Plan
+from ...reporting.membership import Estimate, Roc
 from .signals import BoolArray, Float32Array
 
 # -- AUC of every target, and intervals over targets
@@ -25,18 +25,6 @@ CONFIDENCE = 0.95
 
 #: Scores that are ranked or counted at once; the temporary arrays need about 50 bytes for each.
 _AT_ONCE = 2**21
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its 95 % interval; low and high are NaN where nothing can be said."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
 def target_auc(
@@ -131,35 +119,6 @@ FEWEST_ALARMS = 10
 
 _REPLICATES = 400
 _BINS = len(RATES) + 1
-
-
-@dataclass(frozen=True, eq=False)
-class Roc:
-    """The ROC of one attack on one group. Arrays are (points,), at those of RATES with 10 or more false alarms.
-
-    rate          false-positive rates
-    false_alarms  number of non-members above the threshold, over all targets
-    found         true-positive rates
-    low, high     their 95 % intervals, each on its own; Clopper-Pearson if there is one target
-    band          lower bounds on them that hold together with 95 % confidence
-    auc_variance  of the AUC, due to the choice of records
-    """
-
-    rate: FloatArray
-    false_alarms: IntArray
-    found: FloatArray
-    low: FloatArray = field(repr=False)
-    high: FloatArray = field(repr=False)
-    band: FloatArray = field(repr=False)
-    auc_variance: float = field(repr=False)
-
-    def at(self, rate: float) -> Estimate | None:
-        """The true-positive rate at one of RATES; None if there are fewer than 10 false alarms."""
-        points = np.flatnonzero(np.isclose(self.rate, rate, rtol=1e-9))
-        if not len(points):
-            return None
-        point = points[0]
-        return Estimate(float(self.found[point]), float(self.low[point]), float(self.high[point]))
 
 
 def roc(scores: Float32Array, member: BoolArray, rng: np.random.Generator) -> Roc:
@@ -325,114 +284,3 @@ def _certified(history: tuple[SampledGaussian, ...]) -> Certified:
 def _area(profile: Profile) -> float:
     """An upper sum: the curve never falls, so each step has the height of its right end. At most .0003 too much."""
     return float(np.diff(_STEPS) @ profile.power(_STEPS[1:]))
-
-
-# -- The values of a result: rows of groups, one outcome per attack and row, differences between rows
-
-#: What the JSON holds of a ROC.
-_CURVE = ("rate", "false_alarms", "found", "low", "high", "band")
-
-
-@dataclass(frozen=True)
-class GroupRow:
-    """One group, or several merged: those of fewer than 20 records, or the neighbours in a plan with many groups.
-
-    label      name in print: an epsilon, or a range of epsilons
-    epsilon    of a single group; None if merged
-    records    number of records
-    certified  what the plan certifies for every record of the row
-    """
-
-    label: str
-    epsilon: float | None
-    records: int
-    certified: Certified = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "epsilon": self.epsilon,
-            "records": self.records,
-            "certified_auc": self.certified.area,
-            "certified": {"rate": RATES.tolist(), "power": self.certified.power.tolist()},
-        }
-
-
-@dataclass(frozen=True)
-class FoundAt:
-    """A true-positive rate.
-
-    rate          the false-positive rate
-    found         with its 95 % interval; None if fewer than 10 false alarms were observed
-    false_alarms  number of non-members above the threshold, over all targets; None likewise
-    certified     no attack finds more
-    """
-
-    rate: float
-    found: Estimate | None
-    false_alarms: int | None
-    certified: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {"found": vars(self.found) if self.found else None}
-
-
-@dataclass(frozen=True)
-class GroupAttack:
-    """The outcome of one attack on one row.
-
-    attack             name of the attack
-    row                index of the row, strictest first
-    auc                mean over targets, with a 95 % interval for these records (NaN for one target)
-    auc_of_others      the same with an interval that holds for other records of the same kind
-    found              true-positive rates at false-positive rates of 1 % and .1 %
-    share              largest part of the certified advantage (true- minus false-positive rate) that was reached, at
-                       any rate that determines it to .2 or better; None if there is none
-    exceeds_certified  True if the simultaneous 95 % lower band of the ROC lies above the certified curve somewhere
-    roc                the curve, for the picture
-    """
-
-    attack: str
-    row: int
-    auc: Estimate
-    auc_of_others: Estimate
-    found: tuple[FoundAt, ...]
-    share: float | None
-    exceeds_certified: bool
-    roc: Roc = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "attack": self.attack,
-            "group": self.row,
-            "auc": vars(self.auc),
-            "auc_of_others": vars(self.auc_of_others),
-            "found": [at.to_dict() for at in self.found],
-            "share_of_certified": self.share,
-            "exceeds_certified": self.exceeds_certified,
-            "roc": {name: getattr(self.roc, name).tolist() for name in _CURVE},
-        }
-
-
-@dataclass(frozen=True)
-class Difference:
-    """AUC of a looser row minus that of a stricter row, for one attack.
-
-    attack         name of the attack
-    strict, loose  indices of the rows
-    auc            difference, paired by target, with a 95 % interval for these records
-    of_others      the same with an interval that holds for other records
-    ordered        share of the targets with a positive difference
-    p_value        of the randomisation test over records; NaN if a row has too few records that were in and out
-    """
-
-    attack: str
-    strict: int
-    loose: int
-    auc: Estimate
-    of_others: Estimate
-    ordered: float
-    p_value: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {"auc": vars(self.auc), "of_others": vars(self.of_others)}

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -286,16 +286,6 @@ class Store(Protocol):
         """Keep a finished block."""
 
 
-class NoStore:
-    """Keeps nothing."""
-
-    def load(self, block: Block) -> Arrays | None:
-        return None
-
-    def save(self, block: Block, arrays: Arrays) -> None:
-        pass
-
-
 @dataclass(frozen=True, eq=False)
 class Shadows:
     """What was read off all shadows of one arm.
@@ -350,46 +340,29 @@ def train_shadows(
     jobs   number of processes; by default one per core
     watch  called with the number of shadows that are done
     """
-    store, watch = store or NoStore(), watch or (lambda done: None)
-    collected = _Collected(setting, shadows)
-    missing = []
-    for block in blocks_of(shadows, setting.block_size):
-        arrays = store.load(block)
-        if arrays is None:
-            missing.append(block)
-        else:
-            collected.add(block, arrays)
-    watch(collected.done)
-    for block, arrays in _trained(setting, missing, jobs, lambda part: watch(collected.done + part)):
-        store.save(block, arrays)
-        collected.add(block, arrays)
-        watch(collected.done)
-    return collected.shadows()
+    watch = watch or (lambda done: None)
+    blocks, finished = blocks_of(shadows, setting.block_size), dict[Block, dict[str, npt.NDArray[Any]]]()
+    for block in blocks:
+        arrays = None if store is None else store.load(block)
+        if arrays is not None:
+            finished[block] = dict(arrays)
+    missing = [block for block in blocks if block not in finished]
+    watch(_count(finished))
+    for block, arrays in _trained(setting, missing, jobs, lambda part: watch(_count(finished) + part)):
+        if store is not None:
+            store.save(block, arrays)
+        finished[block] = dict(arrays)
+        watch(_count(finished))
+    # A name at a time, so that one array at most is in memory twice.
+    joined = {
+        name: np.concatenate([finished[block].pop(name) for block in blocks]) for name in list(finished[blocks[0]])
+    }
+    accuracy, member_accuracy = joined.pop("accuracy"), joined.pop("member_accuracy")
+    return Shadows(Signals(**joined), accuracy, member_accuracy)
 
 
-class _Collected:
-    """The arrays of all shadows, filled block by block."""
-
-    def __init__(self, setting: ShadowSetting, shadows: int) -> None:
-        shape = shadows, setting.records
-        self.done = 0
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            "member": np.zeros(shape, np.bool_),
-            **{name: np.zeros(shape, np.float32) for name in ("margin", "raw", "log_p")},
-            "population": np.zeros((shadows, setting.population_size), np.float32),
-            "accuracy": np.zeros(shadows),
-            "member_accuracy": np.zeros(shadows),
-        }
-
-    def add(self, block: Block, arrays: Arrays) -> None:
-        for name, array in self._arrays.items():
-            array[block.first : block.end] = arrays[name]
-        self.done += len(block)
-
-    def shadows(self) -> Shadows:
-        rest = dict(self._arrays)
-        accuracy, member_accuracy = rest.pop("accuracy"), rest.pop("member_accuracy")
-        return Shadows(Signals(**rest), accuracy, member_accuracy)
+def _count(blocks: Iterable[Block]) -> int:
+    return sum(map(len, blocks))
 
 
 def _trained(

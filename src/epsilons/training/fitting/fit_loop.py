@@ -22,7 +22,7 @@ from ...budgets.budgets import Budgets
 from ...core.files import sync_folder
 from ...draws import fingerprints
 from ...errors import DataError, EpsilonsError, InputError, RunError
-from ...ledger import model_file
+from ...ledger import model_file, run_folder
 from ...ledger.account import read_account
 from ...ledger.model_file import ArrayInputs, ModelFile, Origin, Outputs
 from ...ledger.plan_folder import PlanFolder, opened
@@ -345,13 +345,11 @@ def _settings_of(held_out: EvalData | None) -> dict[str, Any]:
     """What run.json says about the test data."""
     if held_out is None:
         return {}
-    return {
-        "eval_data": {
-            "data": "public" if held_out.public else "private",
-            "records": len(held_out),
-            "classes": None if held_out.classes is None else list(held_out.classes),
-        }
-    }
+    classes = None if held_out.classes is None else list(held_out.classes)
+    data = run_folder.EvalData.model_construct(
+        data="public" if held_out.public else "private", records=len(held_out), classes=classes
+    )
+    return {"eval_data": data.model_dump()}
 
 
 def _label(which: Any) -> str:

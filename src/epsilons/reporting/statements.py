@@ -1,0 +1,174 @@
+"""What the caller of a run stated: who is responsible and what for, and where bounds, categories and classes come from.
+
+Bounds, categories and classes are declared, or read off the data, which no budget covers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ..data.arrays import Provenance, in_words, undeclared
+from .sentences import listed
+
+# -- Who is responsible for a run and what it is for, and when it was trained
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+#: Longer texts are shown up to here on the page. The JSON holds them whole.
+MOST_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class About:
+    """Free texts of the caller; None where not stated."""
+
+    purpose: str | None
+    responsible: str | None
+    contact: str | None
+
+    @property
+    def stated(self) -> dict[str, list[str]]:
+        """Name -> paragraphs, for the page: of the texts that are stated."""
+        texts = {"purpose": self.purpose, "responsible": self.responsible, "contact": self.contact}
+        return {name: _paragraphs(text) for name, text in texts.items() if text and text.strip()}
+
+
+@dataclass(frozen=True)
+class Period:
+    """Begin and end of training in UTC: days for release, seconds in the internal version; None if not recorded."""
+
+    started: str | None
+    ended: str | None
+
+    @property
+    def in_words(self) -> str:
+        """For the page."""
+        if self.started is None:
+            return "not recorded: the run was made by an earlier version"
+        if self.ended is None:
+            return f"from {_readable(self.started)}; it has not ended, or its end was not recorded"
+        if _readable(self.started) == _readable(self.ended):
+            return _readable(self.started)
+        return f"from {_readable(self.started)} to {_readable(self.ended)}"
+
+
+def about_of(values: Any) -> About | None:
+    """What the caller wrote. Values of another form are ignored: metadata may hold anything.
+
+    >>> about_of({"purpose": "triage"})
+    About(purpose='triage', responsible=None, contact=None)
+    """
+    if not isinstance(values, Mapping):
+        return None
+    purpose, responsible, contact = (
+        text if isinstance(text := values.get(name), str) and text.strip() else None
+        for name in ("purpose", "responsible", "contact")
+    )
+    return About(purpose, responsible, contact) if purpose or responsible or contact else None
+
+
+def period_of(started: str | None, ended: str | None, release: bool) -> Period:
+    """The times of a run; what is not a time in UTC counts as not recorded."""
+    times = [time if time is not None and _is_time(time) else None for time in (started, ended)]
+    first, last = ((time[:10] if release else time) if time else None for time in times)
+    return Period(first, last)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.strptime(text, _TIME).strftime(_TIME) == text
+    except ValueError:
+        return False
+
+
+def _readable(time: str) -> str:
+    """
+    >>> _readable("2026-11-23T16:12:51Z"), _readable("2026-11-23")
+    ('2026-11-23 16:12 UTC', '2026-11-23')
+    """
+    return f"{time[:10]} {time[11:16]} UTC" if len(time) > 10 else time
+
+
+def _paragraphs(text: str) -> list[str]:
+    """The lines of a text that are not empty; a long text is cut."""
+    cut = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} … (cut here; the JSON holds the whole)"
+    return [line.strip() for line in re.split(r"\r\n|\n|\r", cut) if line.strip()]
+
+
+# -- Where bounds, categories and classes come from
+
+_ONE = {"bounds": "the bounds of one column", "categories": "the categories of one column", "classes": "the classes"}
+_MANY = {"bounds": "the bounds of {} columns", "categories": "the categories of {} columns", "classes": "the classes"}
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What preprocessing depends on.
+
+    read_off    what was read off the data, in words; None if nothing was
+    not_stated  what may have been: its origin is not stated; None if all is stated
+    recorded    False if the run says nothing about it
+    sentences   the same for readers
+    """
+
+    read_off: str | None
+    not_stated: str | None
+    recorded: bool
+    sentences: tuple[str, ...]
+
+
+def origins_of(entries: Any, release: bool) -> Origins:
+    """From the entries in run.json. A report for release names no columns."""
+    if not isinstance(entries, list):
+        return Origins(None, None, False, (_NOT_RECORDED,))
+    open_ones = [_plain(entry) for entry in undeclared(entries)]
+    read_off = [entry for entry in open_ones if entry.source == "read off the data"]
+    others = [entry for entry in open_ones if entry.source != "read off the data"]
+    name = _counted if release else in_words
+    first, second = (name(some) if some else None for some in (read_off, others))
+    return Origins(first, second, True, tuple(_sentences(first, second, len(entries))))
+
+
+_NOT_RECORDED = (
+    "This run did not record where the bounds, categories and classes of its preprocessing come from. They are covered "
+    "only if they were not read off these data."
+)
+
+
+def _sentences(read_off: str | None, not_stated: str | None, entries: int) -> list[str]:
+    sentences = []
+    if read_off:
+        sentences.append(
+            f"NOT COVERED: {read_off} were read off the private data, without noise and outside of every budget. They "
+            "may show what single people have, such as the highest income. To be covered, replace them by values that "
+            "are known without looking at the data, and train again."
+        )
+    if not_stated:
+        sentences.append(
+            f"Not stated: where {not_stated} come from. They are covered only if they were not read off these data."
+        )
+    if not sentences and entries:
+        sentences.append(
+            "All bounds, categories and classes of the preprocessing were declared: the run’s config states that they "
+            "were not read off the data. Nothing checked this statement."
+        )
+    return sentences
+
+
+def _plain(entry: Provenance) -> Provenance:
+    """The entry, with the kind of its values among those that are known."""
+    return entry if str(entry.what) in _ONE else replace(entry, what="bounds")
+
+
+def _counted(entries: Sequence[Provenance]) -> str:
+    """
+    >>> _counted([Provenance("age", "bounds", "declared"), Provenance("fee", "bounds", "declared")])
+    'the bounds of 2 columns'
+    """
+    counts = Counter(entry.what for entry in entries)
+    return listed([_ONE[what] if count == 1 else _MANY[what].format(count) for what, count in counts.items()])
