@@ -14,50 +14,58 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._version import __version__
-from .budgets.budgets import Budgets
-from .core.mechanism import SampledGaussian
 from .errors import EpsilonsError
-from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
     from .auditing import audit
+    from .budgets.budgets import Budgets
+    from .core.mechanism import SampledGaussian
     from .ledger.ledger import Ledger
     from .ledger.plan_folder import PlanFolder
+    from .planning import Phase, Plan, Recipe, advise, plan
     from .registry import Registry
     from .reporting import Report, release, report
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
     from .training.fitting.fit_loop import Run
     from .training.predicting import Predictions, Predictor
 
-#: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
+#: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2, and `epsilons --help` not even numpy.
 _LAZY = {
+    "Budgets": ".budgets.budgets",
     "EvalData": ".training",
     "Ledger": ".ledger.ledger",
     "Performance": ".training",
+    "Phase": ".planning",
+    "Plan": ".planning",
     "PlanFolder": ".ledger.plan_folder",
     "Predictions": ".training.predicting",
     "Predictor": ".training.predicting",
     "Private": ".training",
+    "Recipe": ".planning",
     "Registry": ".registry",
     "Report": ".reporting",
     "Run": ".training.fitting.fit_loop",
+    "SampledGaussian": ".core.mechanism",
+    "advise": ".planning",
     "audit": ".auditing",
-    "data": ".data",
-    "features": ".training.features",
     "fit": ".training",
     "make_private": ".training",
     "mend": ".training",
+    "plan": ".planning",
     "release": ".reporting",
     "report": ".reporting",
 }
+_MODULES = {name: f".{name}" for name in ("accounting", "budgets", "core", "data", "planning", "tabular")}
+_MODULES["features"] = ".training.features"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
-    module = import_module(_LAZY[name], __name__)
-    return module if name in ("data", "features") else getattr(module, name)
+    with errors.app_packages():
+        module = import_module(_MODULES.get(name) or _LAZY[name], __name__)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from ..core.disclosure import how_many, merge_small, shown_counts
 from ..core.mechanism import IntArray
 from ..errors import BudgetError, DataError
 from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
+from ..tabular.arrow import pc, pyarrow
 from .config import BudgetsSection, Config
 from .config_training import ROSTER, column_of_persons
 
@@ -259,8 +260,6 @@ def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -
 
 def _check_used(texts: list[str | None], used: Mask, table: Any, section: BudgetsSection, path: Path) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
-    import pyarrow
-
     usable = "1" if section.tiers is None else next(iter(section.tiers))
     cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
     place = table.column_names.index(section.column)
@@ -273,8 +272,6 @@ def _check_used(texts: list[str | None], used: Mask, table: Any, section: Budget
 
 def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:
     """(rows,) which ids are among the others, of those where `where` is True."""
-    import pyarrow.compute as pc
-
     return np.asarray(pc.is_in(ids, value_set=others if where is None else others.filter(_arrow(where))))
 
 
@@ -283,8 +280,6 @@ def _count(ids: Any, rows: Mask) -> int:
 
 
 def _arrow(mask: Mask) -> Any:
-    import pyarrow
-
     return pyarrow.array(mask)
 
 

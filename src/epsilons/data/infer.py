@@ -32,6 +32,7 @@ from ..tabular import (
     marks_of,
     read_table,
 )
+from ..tabular.arrow import pc, pyarrow
 from ..tabular.cells import BLANKS, PLAIN, THOUSANDS, CellRule, bare
 from ..tabular.dates import DateRule, days, is_date, is_day_first
 from .guess_values import Values, are_short, decimal_mark, holds_texts, is_number, values_of
@@ -121,9 +122,6 @@ def dirty(column: Any, decimal: str | None) -> Dirty | None:
 
     decimal  the mark that is stated, if one is
     """
-    import pyarrow
-    import pyarrow.compute as pc
-
     texts, codes = encoded(column.cast(pyarrow.string()))
     counts, cells = np.bincount(codes, minlength=len(texts)), bare(texts, PLAIN)
     filled = int(counts[np.asarray(pc.is_valid(cells))].sum())
@@ -416,8 +414,6 @@ def _repeats(table: Any, name: str) -> tuple[int, int] | None:
 
     Blanks around a value do not make another one.
     """
-    import pyarrow.compute as pc
-
     cells = table.column(table.column_names.index(name))
     if not is_identifier(name) or not (is_number(cells.type) or is_text(cells)):
         return None
