@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .. import planning
+from ..accounting import ACCOUNTANTS
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.persons import as_conflict, as_unit
 from ..configs.config import Config
@@ -22,48 +23,60 @@ from ..planning.planner import is_import_path
 from ..reporting.plan_page import About
 from . import options as opt
 
+PUBLIC_SHARES = """Shares declared as NOT derived from these data. The plan follows from them alone and also protects
+presence. Goes with --public-records."""
+
 
 @dataclass(frozen=True)
 class BudgetFlags:
     """The flags that describe budgets; None if they were not given."""
 
-    shares: str | None = None
-    records: int | None = None
-    budgets: Path | None = None
-    column: str | None = None
-    tiers: str | None = None
-    delta: float | None = None
-    delta_column: str | None = None
-    person: str | None = None
-    conflict: str | None = None
-    unit: str | None = None
-    public_shares: str | None = None
-    public_records: int | None = None
+    shares: opt.Shares = None
+    records: opt.Records = None
+    budgets: opt.BudgetsFile = None
+    column: Annotated[str | None, opt.option("Its column of budgets. Default: epsilon.", panel=opt.BUDGETS)] = None
+    tiers: opt.Tiers = None
+    delta: Annotated[float | None, opt.option("The delta of all records. Default: 1e-05.", panel=opt.BUDGETS)] = None
+    delta_column: Annotated[str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)] = (
+        None
+    )
+    person: opt.Person = None
+    conflict: opt.Conflict = None
+    unit: opt.UnitOption = None
+    public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None
+    public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None
 
 
 @dataclass(frozen=True)
 class RecipeFlags:
     """The flags that describe training; None if they were not given."""
 
-    steps: int | None = None
-    epochs: float | None = None
-    batch_size: float | None = None
-    clip_norm: float | None = None
-    strategy: str | None = None
-    accountant: str | None = None
-    runs: int | None = None
-    option: tuple[str, ...] = ()
+    steps: Annotated[int | None, opt.option("Number of noisy updates.", panel=opt.TRAINING)] = None
+    epochs: opt.Epochs = None
+    batch_size: Annotated[float | None, opt.option("EXPECTED number of records per update.", panel=opt.TRAINING)] = None
+    runs: Annotated[
+        int | None,
+        opt.option("Runs that share the budgets; -o then makes a folder. Default: 1.", panel=opt.TRAINING, min=1),
+    ] = None
+    clip_norm: Annotated[
+        float | None, opt.option("Average of the tiers' clip norms (L2). Default: 1.", panel=opt.TRAINING)
+    ] = None
+    strategy: opt.Strategy = None
+    option: Annotated[
+        list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.TRAINING)
+    ] = None
+    accountant: Annotated[str | None, opt.one_of(ACCOUNTANTS, "Default: pld.")] = None
 
     def settings(self) -> list[Setting]:
         """The same as settings of a config."""
         if self.steps is not None and self.epochs is not None:
             raise InputError("Give either --steps or --epochs, not both.")
-        sections = {"strategy": "privacy", "accountant": "privacy", "runs": "privacy"}
-        given = {name: value for name, value in asdict(self).items() if name != "option" and value is not None}
-        found = [Setting((sections.get(name, "training"), name), value) for name, value in given.items()]
+        keys = [("training", name) for name in ("steps", "epochs", "batch_size", "clip_norm")]
+        keys += [("privacy", name) for name in ("strategy", "accountant", "runs")]
+        found = [Setting(key, value) for key in keys if (value := getattr(self, key[1])) is not None]
         if self.strategy is not None:  # options belong to one strategy
             found.append(Setting(("privacy", "options"), {}))
-        options = opt.parse_options(list(self.option))
+        options = opt.parse_options(self.option or [])
         return found + [Setting(("privacy", "options", name), value) for name, value in options.items()]
 
 
@@ -135,7 +148,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         public_shares=declared,
         public_records=budgets.public_records,
     )
-    options = strategy_options(opt.parse_options(list(recipe.option)))
+    options = strategy_options(opt.parse_options(recipe.option or []))
 
     def plan(strategy: str | None = None) -> Plan:
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)
