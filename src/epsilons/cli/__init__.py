@@ -22,65 +22,38 @@ _UsageError: Any = typer.BadParameter.__mro__[2]
 
 _python_showwarning = warnings.showwarning
 
-#: Command -> (its module, its function or group, its examples, the first sentence of its help).
+#: Command -> (its module, the first sentence of its help).
 COMMANDS = {
-    "init": ("init", "command", "EXAMPLES", "Draft a config for `epsilons train` from your data."),
-    "plan": (
-        "plan",
-        "plan_command",
-        "PLAN_EXAMPLES",
-        "Show what each tier of budgets gives and gets, before any training. Needs no torch.",
-    ),
+    "init": ("init", "Draft a config for `epsilons train` from your data."),
+    "plan": ("plan", "Show what each tier of budgets gives and gets, before any training. Needs no torch."),
     "advise": (
         "plan",
-        "advise_command",
-        "ADVISE_EXAMPLES",
         "Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.",
     ),
     "train": (
         "train",
-        "command",
-        "EXAMPLES",
         "Train under individual budgets: on your data, by a config, or on the digits as a demonstration.",
     ),
     "report": (
         "results",
-        "report_command",
-        "REPORT_EXAMPLES",
         "Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.",
     ),
     "predict": (
         "results",
-        "predict_command",
-        "PREDICT_EXAMPLES",
         "Predict every row of a table with a trained model, and write one row for each, in the same order.",
     ),
     "release": (
         "results",
-        "release_command",
-        "RELEASE_EXAMPLES",
         "Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.",
     ),
-    "audit": (
-        "audit",
-        "audit_command",
-        "AUDIT_EXAMPLES",
-        "Train once more under a run's plan, with canaries among the records, and test the result.",
-    ),
-    "attack": (
-        "audit",
-        "attack_command",
-        "ATTACK_EXAMPLES",
-        "Measure how well an attacker recognises the training records of each group.",
-    ),
+    "audit": ("audit", "Train once more under a run's plan, with canaries among the records, and test the result."),
+    "attack": ("audit", "Measure how well an attacker recognises the training records of each group."),
     "registry": (
         "registry_command",
-        "app",
-        None,
         "Keep one lifetime budget per person over many runs: whatever is computed from people reserves first, is "
         "charged for what it did, and gives the rest back.",
     ),
-    "consent": ("consent_check", "app", None, "Who takes part, by a list or a registry."),
+    "consent": ("consent_check", "Who takes part, by a list or a registry."),
 }
 
 
@@ -95,16 +68,15 @@ class _Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """A command, or a group of commands, of click."""
-    module_name, attribute, examples, _ = COMMANDS[name]
     with app_packages():
-        module = import_module(f".{module_name}", __package__)
-    found, alone = getattr(module, attribute), _typer()
-    if examples is None:
-        alone.add_typer(found)
+        module = import_module(f".{COMMANDS[name][0]}", __package__)
+    alone, function = _typer(), getattr(module, f"{name}_command", None)
+    if function is None:
+        alone.add_typer(module.app)
     else:
         # rich would print each line of a docstring as a paragraph
-        text = "\n\n".join(" ".join(part.split()) for part in found.__doc__.split("\n\n"))
-        alone.command(name, help=text, epilog=getattr(module, examples))(found)
+        text = "\n\n".join(" ".join(part.split()) for part in function.__doc__.split("\n\n"))
+        alone.command(name, help=text, epilog=getattr(module, f"{name.upper()}_EXAMPLES"))(function)
     return typer.main.get_command(alone).commands[name]  # type: ignore[attr-defined]  # a group, by its callback
 
 
@@ -132,7 +104,7 @@ app = _typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, (*_, _sentence) in COMMANDS.items():
+for _name, (_, _sentence) in COMMANDS.items():
     app.command(_name, help=_sentence)(lambda: None)
 
 

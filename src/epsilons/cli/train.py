@@ -17,7 +17,7 @@ from .plan_inputs import RecipeFlags, settings_of
 
 REGISTRY = "Lifetime budgets"
 
-EXAMPLES = """
+TRAIN_EXAMPLES = """
 [bold]Examples[/bold]
 
 epsilons train people.toml             # drafted by: epsilons init people.csv
@@ -92,7 +92,7 @@ class TrainFlags:
 
 
 @with_flags
-def command(
+def train_command(
     flags: TrainFlags,
     config: Annotated[Path | None, typer.Argument(help="A .toml file. Without it, the demonstration runs.")] = None,
 ) -> None:

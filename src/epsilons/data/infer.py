@@ -279,15 +279,7 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
         column_of(table, name, path, DataError)  # refuses two columns of one name
     if not is_parquet(path):  # in a .parquet file, columns of bytes are allowed and dropped
         check_texts(table, names, path)
-    budget = _choose(budget, names, BUDGETS, path, "--budget")
-    if target is not None and target == budget:
-        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
-    target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
-    if target is None:  # most tables have their target in the last column
-        others = [name for name in reversed(names) if name != budget]
-        if not others:
-            raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
-        target = next((name for name in others if not is_identifier(name)), others[0])
+    target, budget = _roles(names, target, budget, path)
     check_texts(table, [target, *([budget] if budget else [])], path)
     texts = [name for name in names if name != budget and not is_identifier(name) and is_text(table.column(name))]
     found = {name: one for name in texts if (one := dirty(table.column(name), marks.decimal))}
@@ -298,6 +290,20 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
     marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))  # texts of .parquet files, too
     guess = _guess(table, target, budget, path, marks)
     return replace(guess, columns=tuple(replace(column, dirty=found.get(column.name)) for column in guess.columns))
+
+
+def _roles(names: list[str], target: str | None, budget: str | None, path: Path) -> tuple[str, str | None]:
+    """The columns to predict and of the budgets: those that are requested, or those that their names suggest."""
+    budget = _choose(budget, names, BUDGETS, path, "--budget")
+    if target is not None and target == budget:
+        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
+    target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
+    if target is None:  # most tables have their target in the last column
+        others = [name for name in reversed(names) if name != budget]
+        if not others:
+            raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
+        target = next((name for name in others if not is_identifier(name)), others[0])
+    return target, budget
 
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
