@@ -22,9 +22,8 @@ from ..models import build
 from ..planning import Plan
 from ..training import Performance
 from ..training.validation import groups_of
-from .audit import AttackFlags
 from .options import console, show_plan, show_table
-from .plan_inputs import check_trusted
+from .plan_inputs import AttackFlags, check_trusted
 from .train_config import Interrupted, check_outputs, show_data
 
 #: The flags that are also arguments of `membership.attack`.

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError, PromiseError, json_text, printable
-from .options import AsJson, Quiet, Trust, console, option, parse_groups, show_table, with_flags
+from .options import AsJson, Quiet, console, option, parse_groups, show_table, with_flags
+from .plan_inputs import AttackFlags
 from .train import check_free, next_free
 
 AUDIT_EXAMPLES = """
@@ -101,36 +102,6 @@ epsilons attack people.toml --attacks lira-shrunk,lira-offline,rmia,loss --place
 
 epsilons attack runs/people-1 --json | jq .groups
 """
-
-
-@dataclass(frozen=True)
-class AttackFlags:
-    """The flags of `epsilons attack`."""
-
-    shadows: Annotated[int, option("Number of shadow models. More give narrower intervals.", min=8)] = 128
-    attacks: Annotated[str | None, option("Names, with commas. Default: lira-shrunk,rmia.")] = None
-    output: Annotated[Path | None, option("A new folder. Default: a free attacks/NAME-1, -2, …", "--output", "-o")] = (
-        None
-    )
-    placebo: Annotated[
-        bool, option("Also train DP-SGD shadows, to tell privacy from chance. Doubles the time.", "--placebo")
-    ] = False
-    method: Annotated[str, option("stacked (64 shadows as one program), alone, or auto.")] = "auto"
-    seed: Annotated[int, option("Seed of coins, draws and noise.", min=0)] = 0
-    jobs: Annotated[int | None, option("Processes. Default: one per core.", min=1)] = None
-    resume: Annotated[bool, option("Continue the attack in --output, or the last one.", "--resume")] = False
-    keep_scores: Annotated[
-        bool,
-        option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"),
-    ] = False
-    trust: Trust = False
-    as_json: AsJson = False
-    quiet: Quiet = False
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """The attacks that are named."""
-        return None if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
 
 
 @with_flags

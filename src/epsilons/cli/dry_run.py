@@ -30,8 +30,7 @@ from ..planning.display import round_up
 from ..training import Performance, Private, fit
 from ..training.distributed import Ranks, launched_processes
 from .options import console, show_plan
-from .plan_inputs import check_trusted
-from .train import TrainFlags
+from .plan_inputs import TrainFlags, check_trusted
 from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, person_arguments, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.

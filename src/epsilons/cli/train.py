@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +12,8 @@ import typer
 from ..configs.config_file import Setting
 from ..errors import InputError
 from ..ledger.run_folder import RunFolder
-from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, Trust, option, with_flags
-from .plan_inputs import RecipeFlags, settings_of
-
-REGISTRY = "Lifetime budgets"
+from .options import with_flags
+from .plan_inputs import TrainFlags
 
 TRAIN_EXAMPLES = """
 [bold]Examples[/bold]
@@ -36,59 +34,6 @@ epsilons train                         # the demonstration
 
 epsilons train --plan plan.json        # the digits, under a plan for 1437 records
 """
-
-
-@dataclass(frozen=True)
-class TrainFlags:
-    """The flags of `epsilons train`."""
-
-    plan: Annotated[Path | None, option("A saved plan, or a folder that counts its runs, to train under.")] = None
-    run_dir: Annotated[Path | None, option("A new folder. Default: a free runs/NAME-1, -2, …", "--run-dir", "-o")] = (
-        None
-    )
-    seeds: Annotated[int | None, option("Demonstration: runs per strategy, seeds 0, 1, … (default 5).", min=1)] = None
-    resume: Annotated[bool, option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False
-    settings: SetKeys = None
-    epochs: Epochs = None
-    strategy: Strategy = None
-    dry_run: Annotated[
-        bool, option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run")
-    ] = False
-    registry: Annotated[
-        str | None, option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY)
-    ] = field(default=None, repr=False)
-    share: Annotated[float | None, option("The part of what people have left that it may use.", panel=REGISTRY)] = None
-    project: Annotated[str | None, option("The project whose quota counts.", panel=REGISTRY)] = None
-    pepper: Annotated[
-        Path | None, option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
-    ] = None
-    trust: Trust = False
-    tensorboard: Annotated[bool, option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False
-    as_json: AsJson = False
-    quiet: Quiet = False
-
-    @property
-    def charged(self) -> list[Setting]:
-        """The keys of [registry] that are given."""
-        given = {"share": self.share, "project": self.project}
-        return [Setting(("registry", name), value) for name, value in given.items() if value is not None]
-
-    @property
-    def changed(self) -> tuple[Setting, ...]:
-        """The keys of the config that are given."""
-        recipe = RecipeFlags(epochs=self.epochs, strategy=self.strategy)
-        return (*settings_of(recipe, self.settings), *self.charged)
-
-    def check_demonstration(self) -> None:
-        """Raise InputError for flags that need a config."""
-        if self.tensorboard or self.as_json or self.resume or self.dry_run:
-            raise InputError(
-                "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
-            )
-        if self.settings or self.epochs is not None or self.strategy is not None:
-            raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")
-        if self.registry or self.pepper or self.charged:
-            raise InputError("--registry, --share, --project and --pepper need a config of people's data.")
 
 
 @with_flags

@@ -35,8 +35,7 @@ from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from .init import describe
 from .options import console, show_plan, show_table
-from .plan_inputs import check_trusted
-from .train import TrainFlags
+from .plan_inputs import TrainFlags, check_trusted
 
 # -- How far a run of `epsilons train` is
 
