@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[app]'
 	touch $@
 
 clean:

@@ -30,6 +30,8 @@ from epsilons.errors import BudgetExceededError, DataError, PlanError, RunError
 from epsilons.planning import STRATEGIES, risk
 from epsilons.planning.plan_file import sealed
 from epsilons.training.validation import groups_of
+from program import CONFIG, people
+from program import epsilons as command_line
 from small_runs import (
     CLASSES,
     FEATURES,
@@ -484,3 +486,79 @@ def test_a_run_s_folder_is_not_taken_for_a_plan_s_folder(folder, tmp_path):
     trained(folder, run_dir=tmp_path / "run")
     with pytest.raises(PlanError, match="slots"):
         PlanFolder(tmp_path / "run")
+
+
+# -- on the command line: epsilons plan --runs, [privacy] runs, epsilons train --plan FOLDER ---------------------------
+
+
+SHARES = ["--shares", "1:50%,4:50%", "--records", "600", "--batch-size", "60", "--steps", "5", "--accountant", "rdp"]
+COUNTED = CONFIG + 'runs = 2\nplan_folder = "tuning"\n'
+
+
+@pytest.fixture
+def _in_a_folder_of_people(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("people.csv").write_text(people())
+
+
+def config(text: str, name: str = "people.toml") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+def test_a_plan_for_several_runs_is_saved_as_a_folder_that_counts_them():
+    command_line("plan", *SHARES, "--runs", "3", "-o", "tuning").succeeded(
+        "3 runs of 5 steps", "3 runs together", "counts"
+    )
+    assert PlanFolder("tuning").left == 3
+    command_line("plan", *SHARES, "--runs", "3", "-o", "tuning.json").is_refused(2, "kept in a folder")
+    command_line("plan", *SHARES, "--runs", "0").is_refused(2)
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+def test_a_config_trains_as_many_runs_as_it_asks_for_whatever_their_learning_rate():
+    command_line("train", config(COUNTED)).succeeded("Run 1 of 2", "All 2 runs of the plan together")
+    command_line("train", config(COUNTED.replace("lr = 0.2", "lr = 0.4"), "other.toml")).succeeded("Run 2 of 2")
+    command_line("train", "people.toml").is_refused(2, "2 have begun")
+    assert PlanFolder("tuning").left == 0
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+@pytest.mark.parametrize(
+    "change", [("steps = 4", "steps = 5"), ("batch_size = 10", "batch_size = 12"), ('"scale"', '"sample"')], ids=str
+)
+def test_a_config_that_asks_for_another_table_is_refused(change):
+    command_line("train", config(COUNTED)).succeeded()
+    command_line("train", config(COUNTED.replace(*change))).is_refused(2, "another than the config asks for")
+    assert PlanFolder("tuning").begun == 1
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+def test_every_seed_is_a_run_of_the_plan():
+    seeds = COUNTED.replace("lr = 0.2", "lr = 0.2\nseeds = [0, 1, 2]")
+    command_line("train", config(seeds)).is_refused(2, "3 cannot begin")
+    command_line("train", config(seeds.replace("[0, 1, 2]", "[0, 1]"))).succeeded("Runs 1 to 2 of 2")
+    assert PlanFolder("tuning").left == 0
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+def test_an_interrupted_run_continues_without_another_slot():
+    command_line("train", config(COUNTED), "--run-dir", "run").succeeded()
+    command_line("train", "people.toml", "--run-dir", "run", "--resume").succeeded()
+    assert PlanFolder("tuning").begun == 1
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+def test_a_plan_s_folder_is_given_in_place_of_a_plan():
+    command_line("train", config(COUNTED)).succeeded()
+    Path("tuning").rename("moved")
+    command_line("train", config(CONFIG), "--plan", "moved").succeeded("Run 2 of 2")
+    command_line("train", config(CONFIG), "--plan", "moved/plan.json").is_refused(2, "PlanFolder")
+    command_line("train", config(CONFIG), "--plan", "moved").is_refused(2, "2 have begun")
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_people")
+@pytest.mark.parametrize("lines", ["runs = 2", 'plan_folder = "tuning"', 'runs = 0\nplan_folder = "tuning"'])
+def test_a_number_of_runs_and_the_folder_that_counts_them_belong_together(lines):
+    command_line("train", config(CONFIG + lines + "\n")).is_refused(2, "runs")

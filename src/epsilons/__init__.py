@@ -14,42 +14,49 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._version import __version__
-from .budgets.budgets import Budgets
-from .core.mechanism import SampledGaussian
 from .errors import EpsilonsError
-from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
     from .auditing import audit
+    from .budgets.budgets import Budgets
+    from .core.mechanism import SampledGaussian
     from .ledger.ledger import Ledger
     from .ledger.plan_folder import PlanFolder
+    from .planning import Phase, Plan, Recipe, advise, plan
     from .registry import Registry
     from .reporting import Report, release, report
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
     from .training.fitting.fit_loop import Run
     from .training.predicting import Predictions, Predictor
 
-#: Module -> names, loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
+#: Module -> names, loaded on first use: planning needs no torch, `epsilons --help` not even numpy.
 _LAZY = {
     ".auditing": ("audit",),
+    ".budgets.budgets": ("Budgets",),
+    ".core.mechanism": ("SampledGaussian",),
     ".ledger.ledger": ("Ledger",),
     ".ledger.plan_folder": ("PlanFolder",),
+    ".planning": ("Phase", "Plan", "Recipe", "advise", "plan"),
     ".registry": ("Registry",),
     ".reporting": ("Report", "release", "report"),
     ".training": ("EvalData", "Performance", "Private", "fit", "make_private", "mend"),
     ".training.fitting.fit_loop": ("Run",),
     ".training.predicting": ("Predictions", "Predictor"),
 }
+_MODULES = {name: f".{name}" for name in ("accounting", "budgets", "core", "data", "planning", "tabular")}
+_MODULES["features"] = ".training.features"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "features"):
-        return import_module(".data" if name == "data" else ".training.features", __name__)
     for module, names in _LAZY.items():
         if name in names:
-            return getattr(import_module(module, __name__), name)
-    raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
+            with errors.app_packages():
+                return getattr(import_module(module, __name__), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
+    with errors.app_packages():
+        return import_module(_MODULES[name], __name__)
 
 
 def __dir__() -> list[str]:

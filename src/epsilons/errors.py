@@ -6,7 +6,8 @@
     │   ├── PlanError               a recipe, strategy, option or plan file
     │   ├── DataError               a data set, or data and budgets that do not belong together
     │   ├── RunError                a run's folder: occupied, unreadable, not writable
-    │   └── RegistryError           a registry: not there, altered, or used in a wrong way
+    │   ├── RegistryError           a registry: not there, altered, or used in a wrong way
+    │   └── MissingPackageError     a package of the extra `app` is not installed; also an ImportError
     ├── ModelError                  the model or loss cannot be trained record by record
     │   ├── UnsupportedLayerError   a layer that mixes records by design
     │   └── BatchDependenceError    one record changed another record's loss
@@ -28,7 +29,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 # -- Text from data without control characters, for messages, tables, pages and JSON. And JSON read from files
@@ -136,6 +140,10 @@ class RegistryError(InputError):
     """A registry that cannot be used, was altered, or is used in a wrong way."""
 
 
+class MissingPackageError(InputError, ImportError):
+    """A package of the extra `app` is not installed."""
+
+
 class ModelError(EpsilonsError):
     """A model or loss that cannot be trained record by record."""
 
@@ -198,6 +206,36 @@ def named(known: Mapping[str, T], name: str, what: str, kind: type[EpsilonsError
     if name not in known:
         raise kind(f"No {what} is called {name!r:.80}; there are: {', '.join(known)}{more}.")
     return known[name]
+
+
+# -- The extra `app`: what tables, pages, pictures and the command line need, and training on tensors does not
+
+APP = ("jinja2", "joblib", "matplotlib", "PIL", "pyarrow", "pydantic", "rich", "sklearn", "typer")
+
+
+@contextmanager
+def app_packages() -> Iterator[None]:
+    """A block that imports packages of the extra `app`. Raises MissingPackageError if one is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in APP:
+            raise
+        message = f"{package} is not installed. It is in an extra: pip install 'epsilons[app]'"
+        raise MissingPackageError(message) from None
+
+
+class Package(ModuleType):
+    """A module of the extra `app`, which is imported when a name in it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with app_packages():
+            module = import_module(self.__name__)
+        setattr(self, name, getattr(module, name))
+        return getattr(module, name)
 
 
 __all__ = [

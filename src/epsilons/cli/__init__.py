@@ -1,4 +1,4 @@
-"""The command line, one module per command. Only commands that train import torch."""
+"""The command line. The module of a command is imported when the command is run, and torch only by those that train."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import re
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .._version import __version__
-from ..errors import EpsilonsError, EpsilonsWarning, printable
-from . import audit, consent_check, docs_command, init, plan, registry_command, results, train
+from ..errors import EpsilonsError, EpsilonsWarning, app_packages, printable
 
 INTERRUPTED = 130
 
@@ -21,37 +22,71 @@ _UsageError: Any = typer.BadParameter.__mro__[2]
 
 _python_showwarning = warnings.showwarning
 
-app = typer.Typer(
-    name="epsilons",
-    help="Train PyTorch models under individualized differential privacy: every record has its own budget, and no "
-    "record's budget is exceeded.",
-    epilog="[bold]With a table of your own[/bold]\n\nepsilons init people.csv\n\nepsilons train people.toml\n\n"
-    "epsilons report runs/people-1\n\n[bold]Without data[/bold]\n\nepsilons train",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _name, _command, _examples in (
-    ("init", init.command, init.EXAMPLES),
-    ("plan", plan.plan_command, plan.PLAN_EXAMPLES),
-    ("advise", plan.advise_command, plan.ADVISE_EXAMPLES),
-    ("train", train.command, train.EXAMPLES),
-    ("report", results.report_command, results.REPORT_EXAMPLES),
-    ("predict", results.predict_command, results.PREDICT_EXAMPLES),
-    ("release", results.release_command, results.RELEASE_EXAMPLES),
-    ("audit", audit.audit_command, audit.AUDIT_EXAMPLES),
-    ("attack", audit.attack_command, audit.ATTACK_EXAMPLES),
-    ("docs", docs_command.command, docs_command.EXAMPLES),
-):
-    # rich would print each line of a docstring as a paragraph
-    _help = "\n\n".join(" ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n"))
-    app.command(_name, help=_help, epilog=_examples)(_command)
-app.add_typer(registry_command.app)
-app.add_typer(consent_check.app)
+#: Command -> (its module, the first sentence of its help).
+COMMANDS = {
+    "init": ("init", "Draft a config for `epsilons train` from your data."),
+    "plan": ("plan", "Show what each tier of budgets gives and gets, before any training. Needs no torch."),
+    "advise": (
+        "plan",
+        "Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.",
+    ),
+    "train": (
+        "train",
+        "Train under individual budgets: on your data, by a config, or on the digits as a demonstration.",
+    ),
+    "report": (
+        "results",
+        "Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.",
+    ),
+    "predict": (
+        "results",
+        "Predict every row of a table with a trained model, and write one row for each, in the same order.",
+    ),
+    "release": (
+        "results",
+        "Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.",
+    ),
+    "audit": ("audit", "Train once more under a run's plan, with canaries among the records, and test the result."),
+    "attack": ("audit", "Measure how well an attacker recognises the training records of each group."),
+    "registry": (
+        "registry_command",
+        "Keep one lifetime budget per person over many runs: whatever is computed from people reserves first, is "
+        "charged for what it did, and gives the rest back.",
+    ),
+    "docs": ("docs_command", "Print a page of the documentation, as Markdown, or the names and titles of all pages."),
+    "consent": ("consent_check", "Who takes part, by a list or a registry."),
+}
 
 
-@app.callback(invoke_without_command=True)
+class _Commands(TyperGroup):
+    """The list of commands needs their first sentences alone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in COMMANDS:
+            self.commands[args[0]] = loaded(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def loaded(name: str) -> Any:
+    """A command, or a group of commands, of click."""
+    with app_packages():
+        module = import_module(f".{COMMANDS[name][0]}", __package__)
+    alone, function = _typer(), getattr(module, f"{name}_command", None)
+    if function is None:
+        alone.add_typer(module.app)
+    else:
+        # rich would print each line of a docstring as a paragraph
+        text = "\n\n".join(" ".join(part.split()) for part in function.__doc__.split("\n\n"))
+        alone.command(name, help=text, epilog=getattr(module, f"{name.upper()}_EXAMPLES"))(function)
+    return typer.main.get_command(alone).commands[name]  # type: ignore[attr-defined]  # a group, by its callback
+
+
+def _typer(**settings: Any) -> typer.Typer:
+    made = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+    made.callback(invoke_without_command=True)(_options)
+    return made
+
+
 def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
@@ -60,12 +95,27 @@ def _options(
         raise typer.Exit
 
 
+app = _typer(
+    cls=_Commands,
+    name="epsilons",
+    help="Train PyTorch models under individualized differential privacy: every record has its own budget, and no "
+    "record's budget is exceeded.",
+    epilog="[bold]With a table of your own[/bold]\n\nepsilons init people.csv\n\nepsilons train people.toml\n\n"
+    "epsilons report runs/people-1\n\n[bold]Without data[/bold]\n\nepsilons train",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, (_, _sentence) in COMMANDS.items():
+    app.command(_name, help=_sentence)(lambda: None)
+
+
 def main() -> None:
     """Run the command line. Every error becomes one short message and an exit code."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that are started here import nothing from the current folder
     warnings.showwarning = _show_warning  # type: ignore[assignment]  # the location is passed on unchanged
     try:
-        code = app(prog_name="epsilons", standalone_mode=False)
+        with app_packages():
+            code = app(prog_name="epsilons", standalone_mode=False)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         see = f" See: {context.command_path} --help" if context is not None else ""

@@ -24,28 +24,11 @@ from ..planning import Plan
 from ..training import Performance
 from ..training.validation import groups_of
 from .options import console, show_plan, show_table
-from .plan_inputs import check_trusted
+from .plan_inputs import AttackFlags, check_trusted
 from .train_config import Interrupted, check_outputs, show_data
 
 #: The flags that are also arguments of `membership.attack`.
 PASSED_ON = ("shadows", "placebo", "method", "seed", "jobs", "resume", "keep_scores")
-
-
-@dataclass(frozen=True)
-class AttackFlags:
-    """The flags of `epsilons attack`."""
-
-    shadows: int
-    attacks: tuple[str, ...] | None
-    placebo: bool
-    method: str
-    seed: int
-    jobs: int | None
-    resume: bool
-    keep_scores: bool
-    trust: bool
-    as_json: bool
-    quiet: bool
 
 
 @dataclass(frozen=True)
@@ -117,7 +100,7 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
         plan,
         budgets=prepared.budgets,
         population=prepared.test,
-        attacks=flags.attacks,
+        attacks=flags.names,
         dealt_at_random=config.budgets.shares is not None,
         folder=folder,
         performance=Performance(**config.performance.model_dump()),

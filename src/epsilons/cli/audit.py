@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import InputError, PromiseError, json_text, printable
-from .options import AsJson, Quiet, Trust, console, option, parse_groups, show_table
+from .options import AsJson, Quiet, console, option, parse_groups, show_table, with_flags
+from .plan_inputs import AttackFlags
 from .train import check_free, next_free
 
 AUDIT_EXAMPLES = """
@@ -22,21 +24,29 @@ epsilons audit plan.json -o audit.json --json | jq .verdict
 """
 
 
+@dataclass(frozen=True)
+class AuditFlags:
+    """The flags of `epsilons audit`."""
+
+    attack: Annotated[str, option("The attack to use.")] = "canaries"
+    canaries: Annotated[int, option("Canaries per group. More canaries detect smaller violations.", min=10)] = 1000
+    canary_rows: Annotated[int | None, option("Rows of each canary under a plan of persons. Default: 10.", min=1)] = (
+        None
+    )
+    groups: Annotated[str | None, option("Groups, as 0,2. Default: those of 20 or more records, at most 8.")] = None
+    engine: Annotated[str | None, option("The engine to test. Default: the engine of the run.")] = None
+    alpha: Annotated[float, option("Probability of a false alarm: an honest run called violated.")] = 0.05
+    seed: Annotated[int | None, option("Makes the audit repeatable.")] = None
+    output: Annotated[Path | None, option("Also write the result here, as JSON.", "--output", "-o")] = None
+    picture: Annotated[Path | None, option("Also draw promise, spend and bounds here, as .svg.")] = None
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+@with_flags
 def audit_command(
     run: Annotated[Path, typer.Argument(help="The folder of one run, or a saved plan.", show_default=False)],
-    attack: Annotated[str, option("The attack to use.")] = "canaries",
-    canaries: Annotated[int, option("Canaries per group. More canaries detect smaller violations.", min=10)] = 1000,
-    canary_rows: Annotated[
-        int | None, option("Rows of each canary under a plan of persons. Default: 10.", min=1)
-    ] = None,
-    groups: Annotated[str | None, option("Groups, as 0,2. Default: those of 20 or more records, at most 8.")] = None,
-    engine: Annotated[str | None, option("The engine to test. Default: the engine of the run.")] = None,
-    alpha: Annotated[float, option("Probability of a false alarm: an honest run called violated.")] = 0.05,
-    seed: Annotated[int | None, option("Makes the audit repeatable.")] = None,
-    output: Annotated[Path | None, option("Also write the result here, as JSON.", "--output", "-o")] = None,
-    picture: Annotated[Path | None, option("Also draw promise, spend and bounds here, as .svg.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    flags: AuditFlags,
 ) -> None:
     """Train once more under a run's plan, with canaries among the records, and test the result.
 
@@ -50,23 +60,23 @@ def audit_command(
     from .. import auditing  # torch is imported here
     from ..training import Performance
 
-    out = console(quiet=quiet or as_json)
+    out = console(quiet=flags.quiet or flags.as_json)
     result = auditing.audit(
         run,
-        attack,
-        canaries=canaries,
-        canary_rows=canary_rows,
-        groups=None if groups is None else parse_groups(groups),
-        performance=None if engine is None else Performance(engine=engine),
-        seed=seed,
-        alpha=alpha,
-        progress=not quiet,
+        flags.attack,
+        canaries=flags.canaries,
+        canary_rows=flags.canary_rows,
+        groups=None if flags.groups is None else parse_groups(flags.groups),
+        performance=None if flags.engine is None else Performance(engine=flags.engine),
+        seed=flags.seed,
+        alpha=flags.alpha,
+        progress=not flags.quiet,
     )
-    if output is not None:
-        result.save(output)
-    if picture is not None:
-        auditing.draw(result, picture)
-    if as_json:
+    if flags.output is not None:
+        result.save(flags.output)
+    if flags.picture is not None:
+        auditing.draw(result, flags.picture)
+    if flags.as_json:
         print(json_text(result.to_dict()))
     out.print(printable(f"{result.setting['trained']}, {result.setting['steps']:,} steps"), style="bold")
     show_table(result.table(), out)
@@ -94,27 +104,10 @@ epsilons attack runs/people-1 --json | jq .groups
 """
 
 
+@with_flags
 def attack_command(
     target: Annotated[Path, typer.Argument(help="A .toml config, or the folder of a run.", metavar="CONFIG|RUN")],
-    shadows: Annotated[int, option("Number of shadow models. More give narrower intervals.", min=8)] = 128,
-    attacks: Annotated[str | None, option("Names, with commas. Default: lira-shrunk,rmia.")] = None,
-    output: Annotated[
-        Path | None, option("A new folder. Default: a free attacks/NAME-1, -2, …", "--output", "-o")
-    ] = None,
-    placebo: Annotated[
-        bool, option("Also train DP-SGD shadows, to tell privacy from chance. Doubles the time.", "--placebo")
-    ] = False,
-    method: Annotated[str, option("stacked (64 shadows as one program), alone, or auto.")] = "auto",
-    seed: Annotated[int, option("Seed of coins, draws and noise.", min=0)] = 0,
-    jobs: Annotated[int | None, option("Processes. Default: one per core.", min=1)] = None,
-    resume: Annotated[bool, option("Continue the attack in --output, or the last one.", "--resume")] = False,
-    keep_scores: Annotated[
-        bool,
-        option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"),
-    ] = False,
-    trust: Trust = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    flags: AttackFlags,
 ) -> None:
     """Measure how well an attacker recognises the training records of each group.
 
@@ -129,17 +122,13 @@ def attack_command(
     An interrupted attack continues with --resume to the same result. To continue with more shadows, attack with
     --keep-scores.
     """
-    folder = output or _default_folder(target, resume)
-    if not resume:
+    folder = flags.output or _default_folder(target, flags.resume)
+    if not flags.resume:
         check_free(folder)
     elif not folder.is_dir():
         raise InputError(f"{folder} holds no attack to continue. Leave out --resume to start one there.")
     from . import attack_config  # torch is imported here
 
-    names = None if attacks is None else tuple(name.strip() for name in attacks.split(","))
-    flags = attack_config.AttackFlags(
-        shadows, names, placebo, method, seed, jobs, resume, keep_scores, trust, as_json, quiet
-    )
     attack_config.attack(target, folder, flags)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import named
 
-EXAMPLES = """
+DOCS_EXAMPLES = """
 [bold]Examples[/bold]
 
 epsilons docs
@@ -25,7 +25,9 @@ def pages() -> dict[str, Path]:
     return {file.stem: file for file in sorted([*folder.glob("*.md"), *folder.glob("doors/*.md")])}
 
 
-def command(page: Annotated[str | None, typer.Argument(help="A page. Without it, all are listed.")] = None) -> None:
+def docs_command(
+    page: Annotated[str | None, typer.Argument(help="A page. Without it, all are listed.")] = None,
+) -> None:
     """Print a page of the documentation, as Markdown, or the names and titles of all pages."""
     if page is not None:
         print(named(pages(), page, "page of the documentation").read_text(encoding="utf-8"))

@@ -30,8 +30,8 @@ from ..planning.display import round_up
 from ..training import Performance, Private, fit
 from ..training.distributed import Ranks, launched_processes
 from .options import console, show_plan
-from .plan_inputs import check_trusted
-from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, person_arguments, show_data
+from .plan_inputs import TrainFlags, check_trusted
+from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, person_arguments, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.
 _STEPS, _SECONDS = 6, 5.0
@@ -53,7 +53,7 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Do everything that `train` does before its first step, and print what would follow. Raises what it raises."""
     if launched_processes() > 1:
         raise InputError("A dry run is made in one process, got several from torchrun. Leave out torchrun.")
-    config = read_config(file, flags.settings)
+    config = read_config(file, flags.changed)
     check_trusted([config.model.name, config.privacy.strategy], file.parent, flags.trust)
     out = console(quiet=flags.quiet or flags.as_json)
     with members_of(flags.registry, flags.pepper, config, folder, False, Ranks()) as members:

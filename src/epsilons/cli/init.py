@@ -110,7 +110,7 @@ def _tokens(is_short: bool) -> Way:
 
 # -- `epsilons init`: draft a commented config from a user's data
 
-EXAMPLES = """
+INIT_EXAMPLES = """
 [bold]Examples[/bold]
 
 epsilons init people.csv         # drafts people.toml
@@ -126,7 +126,7 @@ MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar1
 TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
 
-def command(
+def init_command(
     data: Annotated[
         str, typer.Argument(help="A .csv or .parquet table, an image file, a folder of tensors, or a data set's name.")
     ],
@@ -361,14 +361,13 @@ def _named(config: Config, prepared: Prepared) -> Named | None:
 
 def _inputs(data: DataSection, folder: Path) -> TableInputs | ImageInputs | ArrayInputs:
     """How the records of data.train become inputs, by the kinds of `data.sources`."""
-    path = folder / data.train
+    kind = sources.kind_of(data.train, folder)
     if data.train in IMAGE_SETS and data.features is None:
         return ImageInputs(mean=IMAGE_SETS[data.train].mean, std=IMAGE_SETS[data.train].std)
-    is_on_the_hub = data.train not in DATASETS and sources.is_named(data.train, folder)
-    if data.train in IMAGE_SETS or is_image_table(path) or is_on_the_hub:
+    if data.train in IMAGE_SETS or kind in ("images", "hub"):
         mean, std = (PLAIN_MEAN, PLAIN_STD) if data.features is None else (UNCHANGED_MEAN, UNCHANGED_STD)
         return ImageInputs(mean=mean, std=std)
-    if data.train in DATASETS or is_folder_of_tensors(path):
+    if kind in ("name", "tensors"):
         return ArrayInputs()
     return TableInputs(features=inputs_alone(data.columns, data.target))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich import box
@@ -24,6 +26,7 @@ from ..tabular import decimal
 BUDGETS, TRAINING = "Budgets", "Training"
 
 _Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
 
 
 def option(text: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
@@ -34,6 +37,26 @@ def option(text: str, *names: str, panel: str | None = None, **settings: Any) ->
 def one_of(names: Iterable[str], more: str = "") -> Any:
     """An option that takes one of these names. The shell completes it."""
     return option(f"One of: {', '.join(names)}. {more}".rstrip(), panel=TRAINING, autocompletion=lambda: list(names))
+
+
+def with_flags(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A command of typer: a parameter that is a dataclass becomes one flag for each of its fields."""
+    hints, parameters = get_type_hints(function, include_extras=True), []
+    classes: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    for name, parameter in signature(function).parameters.items():
+        flags = get_type_hints(hints[name], include_extras=True) if name in classes else {name: hints[name]}
+        given = {name: parameter} if name not in classes else signature(hints[name]).parameters
+        parameters += [given[flag].replace(kind=Parameter.KEYWORD_ONLY, annotation=flags[flag]) for flag in given]
+
+    def command(**values: Any) -> _Result:
+        for name, kind in classes.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        return function(**values)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+    return command
 
 
 Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import planning
-from ..accounting import ACCOUNTANTS
 from ..budgets.budgets import DEFAULT_DELTA
 from ..core.disclosure import ADVICE_SUPPRESSED, has_small_cells, of_unit
 from ..core.notebook import new_figure, save_figure
@@ -18,10 +17,11 @@ from ..ledger.plan_folder import PlanFolder
 from ..planning import Advice, Recipe, advise
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, save_page
+from ..reporting.plan_page import About
 from . import options as opt
 from . import plan_inputs
 from .options import console, show_comparison, show_plan, show_risk, show_table
-from .plan_inputs import BudgetFlags, budgets_of
+from .plan_inputs import BudgetFlags, RecipeFlags, budgets_of
 
 PLAN_EXAMPLES = """
 [bold]Examples[/bold]
@@ -41,93 +41,69 @@ epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000
 epsilons plan --budgets wishes.csv --batch-size 512 --steps 2000 --runs 10 -o tuning   # a folder that counts the runs
 """
 
-PUBLIC_SHARES = """Shares declared as NOT derived from these data. The plan follows from them alone and also protects
-presence. Goes with --public-records."""
+
+@dataclass(frozen=True)
+class PlanFlags:
+    """What is shown of a plan, and where it is saved."""
+
+    compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None
+    risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False
+    trust: opt.Trust = False
+    as_json: opt.AsJson = False
+    output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None
+    html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None
+    quiet: opt.Quiet = False
 
 
+@opt.with_flags
 def plan_command(
+    recipe: RecipeFlags,
+    budgets: BudgetFlags,
+    flags: PlanFlags,
     config: Annotated[Path | None, typer.Argument(help="A .toml config, in place of flags for the budgets.")] = None,
-    steps: Annotated[int | None, opt.option("Number of noisy updates.", panel=opt.TRAINING)] = None,
-    epochs: opt.Epochs = None,
-    batch_size: Annotated[
-        float | None, opt.option("EXPECTED number of records per update.", panel=opt.TRAINING)
-    ] = None,
-    shares: opt.Shares = None,
-    records: opt.Records = None,
-    budgets: opt.BudgetsFile = None,
-    column: Annotated[str | None, opt.option("Its column of budgets. Default: epsilon.", panel=opt.BUDGETS)] = None,
-    tiers: opt.Tiers = None,
-    delta: Annotated[float | None, opt.option("The delta of all records. Default: 1e-05.", panel=opt.BUDGETS)] = None,
-    delta_column: Annotated[
-        str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)
-    ] = None,
-    person: opt.Person = None,
-    conflict: opt.Conflict = None,
-    unit: opt.UnitOption = None,
-    public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
-    public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
-    runs: Annotated[
-        int | None,
-        opt.option("Runs that share the budgets; -o then makes a folder. Default: 1.", panel=opt.TRAINING, min=1),
-    ] = None,
-    clip_norm: Annotated[
-        float | None, opt.option("Average of the tiers' clip norms (L2). Default: 1.", panel=opt.TRAINING)
-    ] = None,
-    strategy: opt.Strategy = None,
-    option: Annotated[
-        list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.TRAINING)
-    ] = None,
-    accountant: Annotated[str | None, opt.one_of(ACCOUNTANTS, "Default: pld.")] = None,
     settings: opt.SetKeys = None,
-    compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None,
-    risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False,
-    trust: opt.Trust = False,
-    as_json: opt.AsJson = False,
-    output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None,
-    html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None,
-    quiet: opt.Quiet = False,
 ) -> None:
     """Show what each tier of budgets gives and gets, before any training. Needs no torch.
 
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
     """
-    columns = (column, tiers, delta, delta_column, person, conflict, unit)
-    of_budgets = plan_inputs.BudgetFlags(shares, records, budgets, *columns, public_shares, public_records)
-    of_recipe = plan_inputs.RecipeFlags(
-        steps, epochs, batch_size, clip_norm, strategy, accountant, runs, tuple(option or ())
-    )
-    plan_inputs.check_trusted([strategy or "", *(compare or [])], Path() if config is None else config.parent, trust)
+    names, folder = [recipe.strategy or "", *(flags.compare or [])], Path() if config is None else config.parent
+    plan_inputs.check_trusted(names, folder, flags.trust)
     if config is None:
-        asked = plan_inputs.of_flags(of_budgets, of_recipe, settings)
+        asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
-        asked = plan_inputs.of_config(config, of_budgets, of_recipe, settings, trust)
-    if html:
-        check_replaceable(html)
+        asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
+    if flags.html:
+        check_replaceable(flags.html)
     plan = asked.plan()
-    others = [asked.plan(name) for name in compare or []]
-    if output:
-        _save(plan, output)
-    if html:
-        save_page(plan, asked.about, html)
-    if as_json:
-        risks = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
+    others = [asked.plan(name) for name in flags.compare or []]
+    if flags.output:
+        _save(plan, flags.output)
+    if flags.html:
+        save_page(plan, asked.about, flags.html)
+    if flags.as_json:
+        risks = {"risk": [asdict(one) for one in planning.risk(plan)]} if flags.risk else {}
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
-        return
-    out = console(quiet=quiet)
+    else:
+        _show([plan, *others], asked.about, flags, is_config=config is not None)
+
+
+def _show(plans: list[planning.Plan], about: About, flags: PlanFlags, is_config: bool) -> None:
+    out, plan = console(quiet=flags.quiet), plans[0]
     show_plan(plan, out)
-    if others:
-        show_comparison([plan, *others], out)
-    if risk:
+    if len(plans) > 1:
+        show_comparison(plans, out)
+    if flags.risk:
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
-    if asked.about.read_off:
-        out.print(f"\n{plan_inputs.not_covered(asked.about)}", style="bold yellow")
-    if config is not None and not (risk or html):
+    if about.read_off:
+        out.print(f"\n{plan_inputs.not_covered(about)}", style="bold yellow")
+    if is_config and not (flags.risk or flags.html):
         out.print("\nOdds of each tier: --risk. A page about it for those who decide: --html plan.html.", style="dim")
-    if output:
-        out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
-    if html:
-        out.print(f"\nThe page is {printable(html)}. It is internal, confidential.")
+    if flags.output:
+        out.print(f"\nSaved as {printable(flags.output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
+    if flags.html:
+        out.print(f"\nThe page is {printable(flags.html)}. It is internal, confidential.")
 
 
 def _save(plan: planning.Plan, output: Path) -> None:
@@ -154,37 +130,47 @@ epsilons advise --budgets wishes.csv --batch-size 512 --steps 2000 --picture adv
 """
 
 
-def advise_command(
-    steps: opt.Steps,
-    batch_size: opt.BatchSize,
-    shares: opt.Shares = None,
-    records: opt.Records = None,
-    budgets: opt.BudgetsFile = None,
-    column: opt.Column = "epsilon",
-    tiers: opt.Tiers = None,
-    delta: opt.Delta = DEFAULT_DELTA,
-    person: opt.Person = None,
-    conflict: opt.Conflict = "refuse",
-    unit: opt.UnitOption = "record",
-    runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1,
-    accountant: opt.Accountant = "pld",
-    picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None,
-    as_json: opt.AsJson = False,
-) -> None:
+#: The flags of `epsilons advise` that describe budgets.
+OF_BUDGETS = ("shares", "records", "budgets", "column", "tiers", "delta", "person", "conflict", "unit")
+
+
+@dataclass(frozen=True)
+class AdviseFlags:
+    """The flags of `epsilons advise`."""
+
+    steps: opt.Steps
+    batch_size: opt.BatchSize
+    shares: opt.Shares = None
+    records: opt.Records = None
+    budgets: opt.BudgetsFile = None
+    column: opt.Column = "epsilon"
+    tiers: opt.Tiers = None
+    delta: opt.Delta = DEFAULT_DELTA
+    person: opt.Person = None
+    conflict: opt.Conflict = "refuse"
+    unit: opt.UnitOption = "record"
+    runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1
+    accountant: opt.Accountant = "pld"
+    picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None
+    as_json: opt.AsJson = False
+
+
+@opt.with_flags
+def advise_command(flags: AdviseFlags) -> None:
     """Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.
 
     The comparison is a model: the signal-to-noise ratio of one step under each strategy, relative to uniform. It uses
     no training data.
     """
-    flags = BudgetFlags(shares, records, budgets, column, tiers, delta, None, person, conflict, unit)
-    asked = budgets_of(flags)
-    advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant, runs=runs)
+    asked = budgets_of(BudgetFlags(**{name: getattr(flags, name) for name in OF_BUDGETS}))
+    recipe = Recipe(steps=flags.steps, batch_size=flags.batch_size, clip_norm=1.0)
+    advice = advise(asked, recipe, flags.accountant, runs=flags.runs)
     suppressed = has_small_cells(advice.plan.groups)
-    if picture and suppressed:
-        raise PlanError(f"The picture is not drawn. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
-    if picture:
-        _draw(advice, picture)
-    if as_json:
+    if flags.picture and suppressed:
+        raise PlanError(f"The flags.picture is not drawn. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
+    if flags.picture:
+        _draw(advice, flags.picture)
+    if flags.as_json:
         print(json_text(advice.to_dict(), allow_nan=True))
         return
     out = console()
@@ -195,8 +181,8 @@ def advise_command(
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     out.print(advice.inputs, soft_wrap=True)
-    if picture:
-        out.print(f"\nDrawn in {printable(picture)}")
+    if flags.picture:
+        out.print(f"\nDrawn in {printable(flags.picture)}")
 
 
 def _draw(advice: Advice, path: Path) -> None:

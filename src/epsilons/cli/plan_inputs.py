@@ -1,16 +1,17 @@
-"""What `epsilons plan` and `epsilons train` are asked for: flags, or a config with settings of the command line."""
+"""What plan, train and attack are asked for: flags, or a config with settings of the command line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .. import planning
+from ..accounting import ACCOUNTANTS
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
@@ -22,49 +23,154 @@ from ..planning.planner import is_import_path
 from ..reporting.plan_page import About
 from . import options as opt
 
+REGISTRY = "Lifetime budgets"
+
+PUBLIC_SHARES = """Shares declared as NOT derived from these data. The plan follows from them alone and also protects
+presence. Goes with --public-records."""
+
 
 @dataclass(frozen=True)
 class BudgetFlags:
     """The flags that describe budgets; None if they were not given."""
 
-    shares: str | None = None
-    records: int | None = None
-    budgets: Path | None = None
-    column: str | None = None
-    tiers: str | None = None
-    delta: float | None = None
-    delta_column: str | None = None
-    person: str | None = None
-    conflict: str | None = None
-    unit: str | None = None
-    public_shares: str | None = None
-    public_records: int | None = None
+    shares: opt.Shares = None
+    records: opt.Records = None
+    budgets: opt.BudgetsFile = None
+    column: Annotated[str | None, opt.option("Its column of budgets. Default: epsilon.", panel=opt.BUDGETS)] = None
+    tiers: opt.Tiers = None
+    delta: Annotated[float | None, opt.option("The delta of all records. Default: 1e-05.", panel=opt.BUDGETS)] = None
+    delta_column: Annotated[str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)] = (
+        None
+    )
+    person: opt.Person = None
+    conflict: opt.Conflict = None
+    unit: opt.UnitOption = None
+    public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None
+    public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None
 
 
 @dataclass(frozen=True)
 class RecipeFlags:
     """The flags that describe training; None if they were not given."""
 
-    steps: int | None = None
-    epochs: float | None = None
-    batch_size: float | None = None
-    clip_norm: float | None = None
-    strategy: str | None = None
-    accountant: str | None = None
-    runs: int | None = None
-    option: tuple[str, ...] = ()
+    steps: Annotated[int | None, opt.option("Number of noisy updates.", panel=opt.TRAINING)] = None
+    epochs: opt.Epochs = None
+    batch_size: Annotated[float | None, opt.option("EXPECTED number of records per update.", panel=opt.TRAINING)] = None
+    runs: Annotated[
+        int | None,
+        opt.option("Runs that share the budgets; -o then makes a folder. Default: 1.", panel=opt.TRAINING, min=1),
+    ] = None
+    clip_norm: Annotated[
+        float | None, opt.option("Average of the tiers' clip norms (L2). Default: 1.", panel=opt.TRAINING)
+    ] = None
+    strategy: opt.Strategy = None
+    option: Annotated[
+        list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.TRAINING)
+    ] = None
+    accountant: Annotated[str | None, opt.one_of(ACCOUNTANTS, "Default: pld.")] = None
 
     def settings(self) -> list[Setting]:
         """The same as settings of a config."""
         if self.steps is not None and self.epochs is not None:
             raise InputError("Give either --steps or --epochs, not both.")
-        sections = {"strategy": "privacy", "accountant": "privacy", "runs": "privacy"}
-        given = {name: value for name, value in asdict(self).items() if name != "option" and value is not None}
-        found = [Setting((sections.get(name, "training"), name), value) for name, value in given.items()]
+        keys = [("training", name) for name in ("steps", "epochs", "batch_size", "clip_norm")]
+        keys += [("privacy", name) for name in ("strategy", "accountant", "runs")]
+        found = [Setting(key, value) for key in keys if (value := getattr(self, key[1])) is not None]
         if self.strategy is not None:  # options belong to one strategy
             found.append(Setting(("privacy", "options"), {}))
-        options = opt.parse_options(list(self.option))
+        options = opt.parse_options(self.option or [])
         return found + [Setting(("privacy", "options", name), value) for name, value in options.items()]
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """The flags of `epsilons train`."""
+
+    plan: Annotated[Path | None, opt.option("A saved plan, or a folder that counts its runs, to train under.")] = None
+    run_dir: Annotated[
+        Path | None, opt.option("A new folder. Default: a free runs/NAME-1, -2, …", "--run-dir", "-o")
+    ] = None
+    seeds: Annotated[int | None, opt.option("Demonstration: runs per strategy, seeds 0, 1, … (default 5).", min=1)] = (
+        None
+    )
+    resume: Annotated[bool, opt.option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False
+    settings: opt.SetKeys = None
+    epochs: opt.Epochs = None
+    strategy: opt.Strategy = None
+    dry_run: Annotated[
+        bool,
+        opt.option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run"),
+    ] = False
+    registry: Annotated[
+        str | None,
+        opt.option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY),
+    ] = field(default=None, repr=False)
+    share: Annotated[float | None, opt.option("The part of what people have left that it may use.", panel=REGISTRY)] = (
+        None
+    )
+    project: Annotated[str | None, opt.option("The project whose quota counts.", panel=REGISTRY)] = None
+    pepper: Annotated[
+        Path | None, opt.option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
+    ] = None
+    trust: opt.Trust = False
+    tensorboard: Annotated[bool, opt.option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False
+    as_json: opt.AsJson = False
+    quiet: opt.Quiet = False
+
+    @property
+    def charged(self) -> list[Setting]:
+        """The keys of [registry] that are given."""
+        given = {"share": self.share, "project": self.project}
+        return [Setting(("registry", name), value) for name, value in given.items() if value is not None]
+
+    @property
+    def changed(self) -> tuple[Setting, ...]:
+        """The keys of the config that are given."""
+        recipe = RecipeFlags(epochs=self.epochs, strategy=self.strategy)
+        return (*settings_of(recipe, self.settings), *self.charged)
+
+    def check_demonstration(self) -> None:
+        """Raise InputError for flags that need a config."""
+        if self.tensorboard or self.as_json or self.resume or self.dry_run:
+            raise InputError(
+                "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
+            )
+        if self.settings or self.epochs is not None or self.strategy is not None:
+            raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")
+        if self.registry or self.pepper or self.charged:
+            raise InputError("--registry, --share, --project and --pepper need a config of people's data.")
+
+
+@dataclass(frozen=True)
+class AttackFlags:
+    """The flags of `epsilons attack`."""
+
+    shadows: Annotated[int, opt.option("Number of shadow models. More give narrower intervals.", min=8)] = 128
+    attacks: Annotated[str | None, opt.option("Names, with commas. Default: lira-shrunk,rmia.")] = None
+    output: Annotated[
+        Path | None, opt.option("A new folder. Default: a free attacks/NAME-1, -2, …", "--output", "-o")
+    ] = None
+    placebo: Annotated[
+        bool, opt.option("Also train DP-SGD shadows, to tell privacy from chance. Doubles the time.", "--placebo")
+    ] = False
+    method: Annotated[str, opt.option("stacked (64 shadows as one program), alone, or auto.")] = "auto"
+    seed: Annotated[int, opt.option("Seed of coins, draws and noise.", min=0)] = 0
+    jobs: Annotated[int | None, opt.option("Processes. Default: one per core.", min=1)] = None
+    resume: Annotated[bool, opt.option("Continue the attack in --output, or the last one.", "--resume")] = False
+    keep_scores: Annotated[
+        bool,
+        opt.option(
+            "Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"
+        ),
+    ] = False
+    trust: opt.Trust = False
+    as_json: opt.AsJson = False
+    quiet: opt.Quiet = False
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The attacks that are named."""
+        return None if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
 
 
 @dataclass(frozen=True)
@@ -135,7 +241,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         public_shares=declared,
         public_records=budgets.public_records,
     )
-    options = strategy_options(opt.parse_options(list(recipe.option)))
+    options = strategy_options(opt.parse_options(recipe.option or []))
 
     def plan(strategy: str | None = None) -> Plan:
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,10 @@ import typer
 from ..configs.config_file import Setting
 from ..errors import InputError
 from ..ledger.run_folder import RunFolder
-from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, Trust, option
-from .plan_inputs import RecipeFlags, settings_of
+from .options import with_flags
+from .plan_inputs import TrainFlags
 
-REGISTRY = "Lifetime budgets"
-
-EXAMPLES = """
+TRAIN_EXAMPLES = """
 [bold]Examples[/bold]
 
 epsilons train people.toml             # drafted by: epsilons init people.csv
@@ -37,32 +36,10 @@ epsilons train --plan plan.json        # the digits, under a plan for 1437 recor
 """
 
 
-def command(
+@with_flags
+def train_command(
+    flags: TrainFlags,
     config: Annotated[Path | None, typer.Argument(help="A .toml file. Without it, the demonstration runs.")] = None,
-    plan: Annotated[Path | None, option("A saved plan, or a folder that counts its runs, to train under.")] = None,
-    run_dir: Annotated[
-        Path | None, option("A new folder. Default: a free runs/NAME-1, -2, …", "--run-dir", "-o")
-    ] = None,
-    seeds: Annotated[int | None, option("Demonstration: runs per strategy, seeds 0, 1, … (default 5).", min=1)] = None,
-    resume: Annotated[bool, option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False,
-    settings: SetKeys = None,
-    epochs: Epochs = None,
-    strategy: Strategy = None,
-    dry_run: Annotated[
-        bool, option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run")
-    ] = False,
-    registry: Annotated[
-        str | None, option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY)
-    ] = None,
-    share: Annotated[float | None, option("The part of what people have left that it may use.", panel=REGISTRY)] = None,
-    project: Annotated[str | None, option("The project whose quota counts.", panel=REGISTRY)] = None,
-    pepper: Annotated[
-        Path | None, option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
-    ] = None,
-    trust: Trust = False,
-    tensorboard: Annotated[bool, option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Train under individual budgets: on your data, by a config, or on the digits as a demonstration.
 
@@ -70,50 +47,43 @@ def command(
     records at the strictest budget, with Scale, and with Sample. It prints the test accuracy of each, and what each
     tier was promised and spent.
     """
-    if config is not None and seeds is not None:
+    if config is not None and flags.seeds is not None:
         raise InputError("--seeds is for the demonstration; with a config, write seeds in its [training].")
-    recipe = RecipeFlags(epochs=epochs, strategy=strategy)
-    if config is None and (tensorboard or as_json or resume or dry_run):
-        raise InputError(
-            "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
-        )
-    if config is None and (settings or recipe != RecipeFlags()):
-        raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")
-    if dry_run and resume:
+    if config is None:
+        flags.check_demonstration()
+    if flags.dry_run and flags.resume:
         raise InputError("A dry run is for a new run; leave out --resume.")
-    if plan is not None and resume:
+    if flags.plan is not None and flags.resume:
         raise InputError("A run continues under its own plan; leave out --plan, or --resume.")
-    charged = {"share": share, "project": project}
-    charged_to = [Setting(("registry", name), value) for name, value in charged.items() if value is not None]
-    if config is None and (registry or pepper or charged_to):
-        raise InputError("--registry, --share, --project and --pepper need a config of people's data.")
-    changed = (*settings_of(recipe, settings), *charged_to)
-    folder = run_dir or _default_folder(config, resume, changed)
-    if not resume:
+    folder = flags.run_dir or _default_folder(config, flags.resume, flags.changed)
+    if not flags.resume:
         check_free(folder)
-    if config is not None:
-        from . import train_config  # torch is imported here
-
-        url = train_config.registry_url(registry, config, changed, folder if resume else None)
-        if plan is not None and url is not None:
-            raise InputError("--plan is no plan on the accounts of the registry; leave out --plan, or --registry.")
-        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed, url, pepper, trust)
-        if dry_run:
-            from .dry_run import dry_run as train_nothing
-
-            train_nothing(config, folder, flags)
-        else:
-            train_config.train(config, folder, flags)
+    if config is None:
+        _demonstrate(folder, flags)
         return
+    from . import train_config  # torch is imported here
+
+    url = train_config.registry_url(flags.registry, config, flags.changed, folder if flags.resume else None)
+    if flags.plan is not None and url is not None:
+        raise InputError("--plan is no plan on the accounts of the registry; leave out --plan, or --registry.")
+    if flags.dry_run:
+        from .dry_run import dry_run as train_nothing
+
+        train_nothing(config, folder, replace(flags, registry=url))
+    else:
+        train_config.train(config, folder, replace(flags, registry=url))
+
+
+def _demonstrate(folder: Path, flags: TrainFlags) -> None:
     from ..training.distributed import launched_processes
     from . import demo
 
     if launched_processes() > 1:
         raise InputError("The demonstration runs in one process, got several from torchrun. Give a config.")
-    if plan is None:
-        demo.three_strategies(folder, range(seeds or 5), quiet)
+    if flags.plan is None:
+        demo.three_strategies(folder, range(flags.seeds or 5), flags.quiet)
     else:
-        demo.under_plan(plan, folder, quiet)
+        demo.under_plan(flags.plan, folder, flags.quiet)
 
 
 def _default_folder(config: Path | None, resume: bool, settings: Sequence[Setting] = ()) -> Path:

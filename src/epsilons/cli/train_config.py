@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from .init import describe
 from .options import console, show_plan, show_table
-from .plan_inputs import check_trusted
+from .plan_inputs import TrainFlags, check_trusted
 
 # -- How far a run of `epsilons train` is
 
@@ -76,21 +76,6 @@ class RunProgress:
 # -- Train by a config, and print the outcome. Importing this module imports torch
 
 
-@dataclass(frozen=True)
-class TrainFlags:
-    """The flags of `epsilons train` that go with a config."""
-
-    plan: Path | None = None
-    quiet: bool = False
-    as_json: bool = False
-    tensorboard: bool = False
-    resume: bool = False
-    settings: tuple[Setting, ...] = ()
-    registry: str | None = field(default=None, repr=False)
-    pepper: Path | None = None
-    trust: bool = False
-
-
 #: The keys of [training] that are also arguments of `fit`.
 FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "eval_every", "device", "randomness", "checkpoint_every"}
 
@@ -122,7 +107,7 @@ def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], r
 
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
-    config = read_config(file, flags.settings)
+    config = read_config(file, flags.changed)
     check_trusted([config.model.name, config.privacy.strategy], file.parent, flags.trust)
     with process_group(config.training.device) as ranks:
         if not ranks.is_main:  # rank 0 prints and writes
@@ -299,7 +284,7 @@ def _train_once(
                     **({} if prepared.consent is None else {"consent": prepared.consent}),
                     "simulated": config.budgets.shares is not None,
                     **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
-                    **({"set": recorded(flags.settings)} if flags.settings else {}),
+                    **({"set": recorded(flags.changed)} if flags.changed else {}),
                     "provenance": [entry.to_dict() for entry in config.data.provenance],
                     **({} if prepared.features is None else {"features": prepared.features.origin}),
                 },
@@ -314,7 +299,7 @@ def _train_once(
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
-        changed = "".join(f" {setting.flag}" for setting in flags.settings)
+        changed = "".join(f" {setting.flag}" for setting in flags.changed)
         changed += ("" if members is None else " --registry URL") + (" --trust" if flags.trust else "")
         raise Interrupted(
             f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "

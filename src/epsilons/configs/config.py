@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ..budgets.budgets import DEFAULT_DELTA
-from ..budgets.ids import Conflict, Rule, as_rule
+from ..budgets.ids import SEVERAL_OWNERS, Conflict, Rule, as_rule
 from ..data import DATASETS
 from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..errors import BudgetError
+from ..planning.guarantee import EACH_ROW
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
 from .config_training import (
     STRICT,
@@ -32,10 +33,8 @@ from .config_training import (
     Text,
     TokensSection,
     TrainingSection,
-    check_charged,
     check_levels,
-    check_persons,
-    one_owner,
+    column_of_persons,
 )
 
 #: The models of epsilons.models.networks, which take ids of tokens.
@@ -124,7 +123,16 @@ class DataSection(_Section):
     at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1. Columns
     in [data.numeric] and [data.categorical] stay inputs beside the features of texts."""
 
-    _one_owner = field_validator("person")(one_owner)
+    @field_validator("person")
+    @classmethod
+    def _one_owner(cls, person: str | list[str] | None) -> str | list[str] | None:
+        """No guarantee covers several owners of a row."""
+        if isinstance(person, list):
+            one = f"write person = {person[0]!r}. " if len(person) == 1 else ""
+            raise ValueError(one or SEVERAL_OWNERS.format(count=len(person)).rstrip("."))
+        if isinstance(person, str) and not person.strip():
+            raise ValueError(f'name the column with the id of each row\'s person, or write "{EACH_ROW}"')
+        return person
 
     @field_validator("ids")
     @classmethod
@@ -404,20 +412,35 @@ class Config(_Section):
         needs |= {f"budgets.{key}": getattr(budgets, key) is not None for key in ("unlisted", "without_rows")}
         needs["data.test_people"] = data.test_people is not None
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
-        check_persons(data.person_stated, uses, needs)
+        column = column_of_persons(data.person_stated)
+        for key, names in uses.items():
+            if column is not None and column in names:
+                raise ValueError(
+                    f"{column!r} is data.person, and a person's id is never an input or a target: remove it from {key}"
+                )
+        for key, is_asked in needs.items():
+            if is_asked and column is None:
+                raise ValueError(
+                    f"{key} is about several rows of one person: name the column of their ids in data.person"
+                )
         return self
 
     @model_validator(mode="after")
     def _charged(self) -> Config:
-        if self.registry is not None:
-            check_charged(
-                self.data.person_stated,
-                {
-                    "budgets.shares": self.budgets.shares is not None,
-                    "privacy.runs": self.privacy.runs > 1,
-                    "privacy.public_shares": self.privacy.public_shares is not None,
-                    "training.seeds": bool(self.training.seeds),
-                },
+        if self.registry is None:
+            return self
+        if column_of_persons(self.data.person_stated) is None:
+            raise ValueError("[registry] is about people: name the column of their ids in data.person")
+        given = {
+            "budgets.shares": self.budgets.shares is not None,
+            "privacy.runs": self.privacy.runs > 1,
+            "privacy.public_shares": self.privacy.public_shares is not None,
+            "training.seeds": bool(self.training.seeds),
+        }
+        if key := next((key for key, is_given in given.items() if is_given), None):
+            raise ValueError(
+                f"{key} does not go with [registry]: budgets come from the registry, which adds up unseeded runs one "
+                f"by one. Remove {key}, or [registry] (--registry, --share, --project)"
             )
         return self
 

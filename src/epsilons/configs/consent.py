@@ -20,6 +20,7 @@ from ..core.disclosure import how_many, merge_small, shown_counts
 from ..core.mechanism import IntArray
 from ..errors import BudgetError, DataError
 from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
+from ..tabular.arrow import pc, pyarrow
 from .config import BudgetsSection, Config
 from .config_training import ROSTER, column_of_persons
 
@@ -128,39 +129,16 @@ class Consent:
 
     def __call__(self, table: Any) -> Mask:
         """(rows,) which records of the data are used. Raises BudgetError if it is not decided for all."""
-        person, section = column_of_persons(self.config.data.person_stated), self.config.budgets
+        person = column_of_persons(self.config.data.person_stated)
         if person is None or person not in table.column_names:  # the readers of ids refuse the latter
             return self._by_position(table, len(table))
         ids = ids_in(table, person, self.path, DataError, self.rule)
-        is_data = self.listed is None
-        if not is_data:
-            listed_path = self.path.parent / str(section.file)
-            if person not in self.listed.column_names:
-                raise BudgetError(
-                    f"{listed_path} has no column {person!r}, which data.person names. The budgets of persons need "
-                    "their ids: one row per person, in any order."
-                )
-            named = ids_in(self.listed, person, listed_path, BudgetError, self.rule)
-            self.entries = Entries.of(self.listed, named, section, listed_path)
-        elif section.decides and (section.column in table.column_names or (self.members and not self.trained)):
-            self.entries = Entries.of(table, ids, section, self.path)
-        entries = self.entries
-        self.ids = ids.unique()
-        others = [] if entries is None else [entries.ids]
-        others += [] if self.trained is None or self.trained.ids is None else [self.trained.ids]
+        self.ids, self.entries = ids.unique(), self._entries_of(table, ids, person)
+        others = [one.ids for one in (self.entries, self.trained) if one is not None and one.ids is not None]
         self.spellings, all_ids = count_unstated(self.rule, self.ids, *others)
         left = np.zeros(len(ids), dtype=bool)
-        if entries is not None:
-            for number in reversed(range(1, len(entries.reasons))):
-                self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
-            self.months = entries.months(ids)
-            if not is_data:
-                if self.trained is None and not are_in(ids, entries.ids).any():
-                    where = f"in {section.file} occurs in {self.path.name}"
-                    self.problems.append(f"None of the ids {where}: is it the right list, and are ids spelt alike?")
-                self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
-                some = entries.ids.filter(_arrow(entries.used)).unique()
-                self.absent = int((~are_in(some, ids)).sum())
+        if self.entries is not None:
+            self._leave_out_by_entries(self.entries, ids, left)
         states = None if self.members is None else self.members.states(self.ids.to_pylist())
         if states is not None:
             self._unlisted("not enrolled", are_in(ids, self.ids, states == -1), ids, left)
@@ -168,8 +146,8 @@ class Consent:
                 self._leave_out("withdrew in the registry", are_in(ids, self.ids, states == 1), ids, left)
         self.rows = ids.filter(_arrow(~left))
         self._count_all(len(self.rows.unique()), "persons")
-        for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
-            if states is not None and self.trained is None:  # a run leaves them out, after the choice of test people
+        if states is not None and self.trained is None:  # a run leaves them out, after the choice of test people
+            for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
                 self.counts[what] = int(are_in(self.rows.unique(), self.ids, states == state).sum())
                 self.counts["matched"] -= self.counts[what]
         if self.spellings:
@@ -177,6 +155,34 @@ class Consent:
         if self.problems and not self.is_check:
             raise BudgetError(self.problems[0])
         return ~left
+
+    def _entries_of(self, table: Any, ids: Any, person: str) -> Entries | None:
+        """The entries of the file of budgets, or of the data; None if neither says who takes part."""
+        section = self.config.budgets
+        if self.listed is None:
+            is_said = section.column in table.column_names or (self.members and not self.trained)
+            return Entries.of(table, ids, section, self.path) if section.decides and is_said else None
+        path = self.path.parent / str(section.file)
+        if person not in self.listed.column_names:
+            raise BudgetError(
+                f"{path} has no column {person!r}, which data.person names. The budgets of persons need their ids: one "
+                "row per person, in any order."
+            )
+        return Entries.of(self.listed, ids_in(self.listed, person, path, BudgetError, self.rule), section, path)
+
+    def _leave_out_by_entries(self, entries: Entries, ids: Any, left: Mask) -> None:
+        for number in reversed(range(1, len(entries.reasons))):
+            self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
+        self.months = entries.months(ids)
+        if self.listed is None:
+            return
+        is_listed = are_in(ids, entries.ids)
+        if self.trained is None and not is_listed.any():
+            where = f"in {self.config.budgets.file} occurs in {self.path.name}"
+            self.problems.append(f"None of the ids {where}: is it the right list, and are ids spelt alike?")
+        self._unlisted("unlisted", ~is_listed, ids, left)
+        some = entries.ids.filter(_arrow(entries.used)).unique()
+        self.absent = int((~are_in(some, ids)).sum())
 
     def of_rows(self, table: Any, rows: int) -> Mask:
         """The same for data that may have no table."""
@@ -259,8 +265,6 @@ def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -
 
 def _check_used(texts: list[str | None], used: Mask, table: Any, section: BudgetsSection, path: Path) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
-    import pyarrow
-
     usable = "1" if section.tiers is None else next(iter(section.tiers))
     cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
     place = table.column_names.index(section.column)
@@ -273,8 +277,6 @@ def _check_used(texts: list[str | None], used: Mask, table: Any, section: Budget
 
 def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:
     """(rows,) which ids are among the others, of those where `where` is True."""
-    import pyarrow.compute as pc
-
     return np.asarray(pc.is_in(ids, value_set=others if where is None else others.filter(_arrow(where))))
 
 
@@ -283,8 +285,6 @@ def _count(ids: Any, rows: Mask) -> int:
 
 
 def _arrow(mask: Mask) -> Any:
-    import pyarrow
-
     return pyarrow.array(mask)
 
 

@@ -364,45 +364,91 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    where = data.test or data.train  # a data set with a name has its own test data
-    train, test, tested, test_chooser, undated, shared = source, None, None, None, None, None
-    ids = of_train = None if chooser is None else chooser.rows
-    of_test = None
+    sides = _sides(config, folder, source, chooser, members)
+    kept, shared = np.ones(0, dtype=bool), None
+    if sides.test is not None:
+        kept, shared = apart(config, sides.ids, sides.test_ids, len(sides.test), members)
+        sides = replace(sides, test=sides.test.chosen(kept), test_ids=_some(sides.test_ids, kept))
+    if members is not None:
+        train, owner, held = _charged(config, sides.train, sides.ids, members)
+        test, tested = held or sides.test, None
+    else:
+        train, owner, test, tested = _with_budgets(config, folder, source, chooser, sides, kept)
+    features = _features(config, folder, train, run)
+    words = (
+        None if chooser is None else chooser.words,
+        None if members is None else members.left_out,
+        sides.undated,
+        shared,
+    )
+    return Prepared(
+        config,
+        train=_computed(features, train),
+        test=None if test is None else _computed(features, test),
+        classes=source.classes,
+        budgets=owner.budgets,
+        test_owned=tested,
+        recipe=recipe_for(config, owner.budgets),
+        features=features,
+        persons=owner.person,
+        left_out=" ".join(filter(None, words)) or None,
+        consent=stated(config, *filter(None, (chooser, sides.chooser))),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """The records to train on and to test on, before budgets are looked at.
+
+    ids, test_ids  the persons of their rows; None without persons
+    rows           (rows of the one, rows of the other) in the training data, if data.test_after cuts them
+    undated        how many rows are neither, in words
+    chooser        who of a file of test data takes part
+    """
+
+    train: Source
+    test: Source | None
+    ids: Any
+    test_ids: Any = None
+    rows: tuple[IntArray, IntArray] | None = None
+    undated: str | None = None
+    chooser: Consent | None = None
+
+
+def _sides(config: Config, folder: Path, source: Source, chooser: Consent | None, members: Members | None) -> _Sides:
+    """What data.test_after, data.test or a data set with a name say is for the test."""
+    data, ids = config.data, None if chooser is None else chooser.rows
     if data.test_after:
         before, after, undated = _by_date(config, source.table)
         train, test = source.chosen(before), source.chosen(after)
-        of_train, of_test = (_some(ids, rows) for rows in (before, after))
-    elif data.test is not None or (data.test_share is None and sources.is_named(where, folder)):
-        test_chooser = consent(config, folder, where, members, trained=chooser)
-        test = _read(config, folder, where, "test", source.classes, test_chooser)
-        of_test = None if test_chooser is None else test_chooser.rows
-        shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
-        if shapes[0] != shapes[1]:
-            raise DataError(f"Records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in {where}.")
-    if test is not None:
-        kept, shared = apart(config, of_train, of_test, len(test), members)
-        test, of_test = test.chosen(kept), _some(of_test, kept)
-    if members is not None:
-        train, owner, held = _charged(config, train, of_train, members)
-        test = held or test
-    else:
-        owner = owned(config, source.table, len(source), folder, data.train, chooser)  # all rows state budgets
-        if data.test_after:
-            tested = owner.of(np.flatnonzero(after)[kept])
-            owner = owner.of(np.flatnonzero(before), config.budgets.without_rows is not None)
-        elif data.test_share is not None:
-            train, owner, test, tested = _split(source, owner, data.test_share)
-        elif test is not None:
-            tested = test_owned(config, test.table, folder / where, test_chooser, of_test)
-    recipe = recipe_for(config, owner.budgets)
-    features = _features(config, folder, train, run)
-    inputs = _computed(features, train)
-    test_inputs = None if test is None else _computed(features, test)
-    words = [None if chooser is None else chooser.words, None if members is None else members.left_out, undated, shared]
-    said = " ".join(filter(None, words)) or None, stated(config, *filter(None, (chooser, test_chooser)))
-    return Prepared(
-        config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, *said
-    )
+        rows = np.flatnonzero(before), np.flatnonzero(after)
+        return _Sides(train, test, _some(ids, before), _some(ids, after), rows, undated)
+    where = data.test or data.train  # a data set with a name has its own test data
+    if data.test is None and (data.test_share is not None or not sources.is_named(where, folder)):
+        return _Sides(source, None, ids)
+    test_chooser = consent(config, folder, where, members, trained=chooser)
+    test = _read(config, folder, where, "test", source.classes, test_chooser)
+    shapes = [part.arrays.inputs.shape[1:] for part in (source, test)]
+    if shapes[0] != shapes[1]:
+        raise DataError(f"Records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in {where}.")
+    return _Sides(source, test, ids, None if test_chooser is None else test_chooser.rows, chooser=test_chooser)
+
+
+def _with_budgets(
+    config: Config, folder: Path, source: Source, chooser: Consent | None, sides: _Sides, kept: Mask
+) -> tuple[Source, Owned, Source | None, Owned | None]:
+    """Training and test data with their budgets. kept: (test rows,) which of them are tested on."""
+    data = config.data
+    owner = owned(config, source.table, len(source), folder, data.train, chooser)  # all rows state budgets
+    if sides.rows is not None:
+        trained = owner.of(sides.rows[0], config.budgets.without_rows is not None)
+        return sides.train, trained, sides.test, owner.of(sides.rows[1][kept])
+    if data.test_share is not None:
+        return _split(source, owner, data.test_share)
+    if sides.test is None:
+        return source, owner, None, None
+    path = folder / (data.test or data.train)
+    return source, owner, sides.test, test_owned(config, sides.test.table, path, sides.chooser, sides.test_ids)
 
 
 def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], str | None]:

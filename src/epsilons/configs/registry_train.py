@@ -188,23 +188,18 @@ def members_of(
 
     Raises InputError if URL, config and the run to resume do not fit together.
     """
-    section, (stored, noted) = config.registry, ranks.broadcast(_known(folder) if resume else (None, None))
+    stored, noted = ranks.broadcast(_known(folder) if resume else (None, None))
     known = stored or noted
-    is_without = known is None and RunFolder(folder).settings.is_file()
-    if resume and (is_without if url else known is not None):
-        raise InputError(
-            "The run began without a registry; leave out --registry."
-            if is_without
-            else f"The run is charged to a registry. Give its URL: --registry URL, or set {VARIABLE}."
-        )
+    if resume:
+        _check_resumed(url, folder, known)
     if url is None:
-        if section is not None:
+        if config.registry is not None:
             raise InputError(
                 f"The config has a section [registry]. Give the registry's URL: --registry URL, or set {VARIABLE}."
             )
         yield None
         return
-    share, project = (None, "") if section is None else (section.share, section.project)
+    share, project = (None, "") if config.registry is None else (config.registry.share, config.registry.project)
     if share is None and stored is None:
         raise InputError(
             "Say which part of what people have left this run may use: --share 0.25, or [registry] share. 1 leaves "
@@ -220,6 +215,18 @@ def members_of(
         resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
         id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
         yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None, rule=rule)
+
+
+def _check_resumed(url: str | None, folder: Path, known: dict[str, str] | None) -> None:
+    """Raise InputError for a run that began without a registry, or was charged to one, and now is continued without.
+
+    known  what the run says about its registry; None if it says nothing
+    """
+    is_without = known is None and RunFolder(folder).settings.is_file()
+    if url and is_without:
+        raise InputError("The run began without a registry; leave out --registry.")
+    if not url and known is not None:
+        raise InputError(f"The run is charged to a registry. Give its URL: --registry URL, or set {VARIABLE}.")
 
 
 def _known(folder: Path) -> tuple[dict[str, str] | None, dict[str, str] | None]:

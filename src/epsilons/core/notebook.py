@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, printable
+from ..errors import InputError, Package, printable
 from .files import write_bytes
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of so many inches with one pair of axes, without a frame at the top and on the right."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Package("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

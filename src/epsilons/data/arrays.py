@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
+from ..tabular.arrow import pyarrow
 
 
 class Arrays(NamedTuple):
@@ -49,8 +50,6 @@ class Source:
 
     def chosen(self, kept: npt.NDArray[np.bool_]) -> Source:
         """The records where `kept` (records,) is True, with their rows of the table. Raises DataError if none is."""
-        import pyarrow
-
         if kept.all():
             return self
         if not kept.any():

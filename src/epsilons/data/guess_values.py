@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers, resolved
+from ..tabular.arrow import pc, pyarrow, types
 from .tables import is_bytes
 
 # -- Which columns of a table hold texts, for the draft that `epsilons init` writes: a guess, by names and cells
@@ -135,8 +136,6 @@ class Values:
             return [bool(value) for value in values[counts >= least]]
         if self.kind == "number":
             return [int(v) if self.are_whole and abs(v) < 2**53 else float(v) for v in values[counts >= least].tolist()]
-        import pyarrow
-
         kept = self.cells.filter(pyarrow.array(counts >= least)).to_pylist()
         return sorted(kept, key=lambda value: (str(type(value)), value))
 
@@ -144,16 +143,12 @@ class Values:
     def are_whole(self) -> bool:
         """Whether all numbers are whole, and spelled so: 7, and not 7.0."""
         if is_text(self.cells):
-            import pyarrow.compute as pc
-
             return bool(pc.all(pc.match_substring_regex(_trimmed(self.cells), r"\A[+-]?[0-9]+\z")).as_py())
         return bool((self.numbers == np.floor(self.numbers)).all())
 
     @property
     def has_leading_zeros(self) -> bool:
         """Whether some number begins with a zero, like 007."""
-        import pyarrow.compute as pc
-
         return is_text(self.cells) and bool(pc.any(pc.match_substring_regex(_trimmed(self.cells), r"\A0[0-9]")).as_py())
 
 
@@ -162,10 +157,6 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
 
     budgets  True for the column of budgets: 0, infinite and empty cells are no budgets, but may mean something
     """
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     column = resolved(table.column(name))
     if is_bytes(column.type) or types.is_nested(column.type):
         kind: Kind = "bytes" if is_bytes(column.type) else "other"
@@ -192,8 +183,6 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
 
 def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[Any, npt.NDArray[np.int64], list[str]]:
     """The cells that may be budgets, their counts, and what the others hold, if there are numbers among the rest."""
-    import pyarrow.compute as pc
-
     if not (is_text(cells) or is_number(cells.type)):
         return cells, counts, []
     said = np.array([meanings(cell, marks.decimal)[0] for cell in cells.to_pylist()], dtype=object)
@@ -206,15 +195,10 @@ def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[A
 
 def is_number(kind: Any) -> bool:
     """Whether columns of this pyarrow type hold numbers."""
-    from pyarrow import types
-
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _kind(cells: Any, sample: list[Any], marks: Marks) -> Kind:
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     kind = cells.type
     if is_number(kind):
         return "number"
@@ -229,8 +213,6 @@ def _kind(cells: Any, sample: list[Any], marks: Marks) -> Kind:
         return "number"
     if len(texts) and set(map(str.lower, pc.unique(texts).slice(0, 9).to_pylist())) <= {"true", "false"}:
         return "bool"
-    import pyarrow
-
     return "date" if holds_dates(pyarrow.chunked_array([pyarrow.array(sample, pyarrow.string())])) else "text"
 
 
@@ -239,8 +221,6 @@ def decimal_mark(table: Any, path: Path) -> str | None:
 
     table  with all cells as written
     """
-    import pyarrow.compute as pc
-
     shown: dict[str, str] = {}
     for name in table.column_names:
         column = table.column(name)
@@ -260,8 +240,6 @@ def decimal_mark(table: Any, path: Path) -> str | None:
 
 def _shows(texts: Any, mark: str) -> bool:
     """Whether all cells are numbers, and one of them shows that this mark is that of decimals."""
-    import pyarrow.compute as pc
-
     with_mark = texts.filter(pc.match_substring(texts, mark))
     if not len(with_mark) or not pc.all(are_decimal(texts, mark)).as_py():
         return False
@@ -271,8 +249,6 @@ def _shows(texts: Any, mark: str) -> bool:
 
 def _are_thousands(texts: Any) -> bool:
     """Whether all texts are numbers with marks between thousands, like 1,234 or 1.234,56 or 12."""
-    import pyarrow.compute as pc
-
     pattern = r"[0-9]{1,3}|[1-9][0-9]{0,2}(,[0-9]{3})+([.][0-9]+)?|[1-9][0-9]{0,2}([.][0-9]{3})+(,[0-9]+)?"
     return len(texts) > 0 and bool(pc.all(pc.match_substring_regex(_trimmed(texts), rf"\A[+-]?({pattern})\z")).as_py())
 
@@ -285,12 +261,8 @@ def _truths(cells: Any) -> npt.NDArray[np.bool_]:
 
 
 def _trimmed(cells: Any) -> Any:
-    import pyarrow.compute as pc
-
     return pc.utf8_trim(cells, " \t")
 
 
 def _chunked(cells: Any) -> Any:
-    import pyarrow
-
     return pyarrow.chunked_array([cells])

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.datasets import load_digits
 
-from ..errors import DataError
+from ..errors import DataError, Package, app_packages
 from ..tabular import column_of, is_parquet, numbers, read_table
+from ..tabular.arrow import parquet, pyarrow, types
 from .arrays import Arrays, Source, check_class_indices
 from .tables import is_bytes
 
@@ -113,9 +113,6 @@ def is_image_table(path: Path) -> bool:
     """True for a Parquet file with a column of encoded images."""
     if not is_parquet(path) or not path.is_file():
         return False
-    import pyarrow
-    from pyarrow import parquet
-
     try:
         schema = parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
@@ -124,8 +121,6 @@ def is_image_table(path: Path) -> bool:
 
 
 def _holds_images(kind: Any) -> bool:
-    from pyarrow import types
-
     return bool(kind.get_field_index("bytes") >= 0) if types.is_struct(kind) else is_bytes(kind)
 
 
@@ -172,7 +167,8 @@ def _from_hub(which: ImageSet, split: str) -> Any:
 
 def _decoded(files: Iterable[bytes], name: str) -> npt.NDArray[Any]:
     """(records, height, width) or (records, height, width, channels), integers. All images must be of one size."""
-    from PIL import Image
+    with app_packages():
+        from PIL import Image
 
     images = []
     for row, file in enumerate(files):
@@ -225,7 +221,7 @@ def digits(split: str) -> Arrays:
     >>> digits("train").inputs.shape, digits("test").inputs.shape
     ((1437, 64), (360, 64))
     """
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = Package("sklearn.datasets").load_digits(return_X_y=True)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     chosen = order[:TEST_RECORDS] if split == "test" else order[TEST_RECORDS:]
     return Arrays((pixels[chosen] / 16).astype(np.float32), labels[chosen].astype(np.int64))

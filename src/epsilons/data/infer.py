@@ -32,6 +32,7 @@ from ..tabular import (
     marks_of,
     read_table,
 )
+from ..tabular.arrow import pc, pyarrow
 from ..tabular.cells import BLANKS, PLAIN, THOUSANDS, CellRule, bare
 from ..tabular.dates import DateRule, days, is_date, is_day_first
 from .guess_values import Values, are_short, decimal_mark, holds_texts, is_number, values_of
@@ -121,9 +122,6 @@ def dirty(column: Any, decimal: str | None) -> Dirty | None:
 
     decimal  the mark that is stated, if one is
     """
-    import pyarrow
-    import pyarrow.compute as pc
-
     texts, codes = encoded(column.cast(pyarrow.string()))
     counts, cells = np.bincount(codes, minlength=len(texts)), bare(texts, PLAIN)
     filled = int(counts[np.asarray(pc.is_valid(cells))].sum())
@@ -281,15 +279,7 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
         column_of(table, name, path, DataError)  # refuses two columns of one name
     if not is_parquet(path):  # in a .parquet file, columns of bytes are allowed and dropped
         check_texts(table, names, path)
-    budget = _choose(budget, names, BUDGETS, path, "--budget")
-    if target is not None and target == budget:
-        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
-    target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
-    if target is None:  # most tables have their target in the last column
-        others = [name for name in reversed(names) if name != budget]
-        if not others:
-            raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
-        target = next((name for name in others if not is_identifier(name)), others[0])
+    target, budget = _roles(names, target, budget, path)
     check_texts(table, [target, *([budget] if budget else [])], path)
     texts = [name for name in names if name != budget and not is_identifier(name) and is_text(table.column(name))]
     found = {name: one for name in texts if (one := dirty(table.column(name), marks.decimal))}
@@ -300,6 +290,20 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
     marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))  # texts of .parquet files, too
     guess = _guess(table, target, budget, path, marks)
     return replace(guess, columns=tuple(replace(column, dirty=found.get(column.name)) for column in guess.columns))
+
+
+def _roles(names: list[str], target: str | None, budget: str | None, path: Path) -> tuple[str, str | None]:
+    """The columns to predict and of the budgets: those that are requested, or those that their names suggest."""
+    budget = _choose(budget, names, BUDGETS, path, "--budget")
+    if target is not None and target == budget:
+        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
+    target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
+    if target is None:  # most tables have their target in the last column
+        others = [name for name in reversed(names) if name != budget]
+        if not others:
+            raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
+        target = next((name for name in others if not is_identifier(name)), others[0])
+    return target, budget
 
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
@@ -416,8 +420,6 @@ def _repeats(table: Any, name: str) -> tuple[int, int] | None:
 
     Blanks around a value do not make another one.
     """
-    import pyarrow.compute as pc
-
     cells = table.column(table.column_names.index(name))
     if not is_identifier(name) or not (is_number(cells.type) or is_text(cells)):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -145,32 +145,44 @@ def read_source(
 
     Raises DataError if there are no such data, or they cannot be used.
     """
-    path = folder / where
-    what = "training data" if split == "train" else "test data"
+    path, kind, what = folder / where, kind_of(where, folder), "training data" if split == "train" else "test data"
     names = tuple(classes) if classes is not None else None
-    undeclared = names is None and not number
-    if where in DATASETS:
+    is_undeclared = names is None and not number
+    if is_undeclared and kind in ("images", "table", "hub"):
+        raise _undeclared(where if kind == "hub" else str(path))
+    if kind == "name":
         return _named(load(where, split, pixels), names or _DIGITS, where)
-    if is_folder_of_tensors(path):
+    if kind == "tensors":
         source = tensors(path, what, names)
-        if source.classes is not None and undeclared:  # float targets need no classes
+        if source.classes is not None and is_undeclared:  # float targets need no classes
             raise _undeclared(str(path))
         return source
-    if path.is_dir():
+    if kind == "folder":
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
-    on_the_hub = _is_on_the_hub(where, folder)
-    if undeclared and (is_image_table(path) or is_table(path) or on_the_hub):
-        raise _undeclared(where if on_the_hub else str(path))
-    if is_image_table(path):
+    if kind == "images":
         return image_table(path, what, names, pixels)
-    if is_table(path):
+    if kind == "table":
         return table(path, what, target, None if number else names, features or Features(), aside or {}, kept)
-    if on_the_hub:
+    if kind == "hub":
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
         f"({', '.join(DATASETS)}, or a hub name owner/name)."
     )
+
+
+def kind_of(where: str, folder: Path) -> Literal["name", "tensors", "folder", "images", "table", "hub", "none"]:
+    """What a config names as its data: by the name alone, but for the kind of a folder and of a Parquet file."""
+    path = folder / where
+    if where in DATASETS:
+        return "name"
+    if path.is_dir():
+        return "tensors" if is_folder_of_tensors(path) else "folder"
+    if is_image_table(path):
+        return "images"
+    if is_table(path):
+        return "table"
+    return "hub" if _is_on_the_hub(where, folder) else "none"
 
 
 def _undeclared(what: str) -> DataError:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..core.disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, read_table
+from ..tabular.arrow import pyarrow, types
 from ..tabular.cells import CellRule, Unread, as_text, by_meaning, column_of, encoded, numbers
 from .arrays import Arrays, Source
 from .texts import Tokens, texts_of, token_ids
@@ -155,15 +156,11 @@ def check_texts(table: Any, names: Collection[str], path: Path) -> None:
 
 def is_bytes(kind: Any) -> bool:
     """Whether columns of this pyarrow type hold bytes."""
-    from pyarrow import types
-
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def chosen(records: Any, kept: npt.NDArray[np.bool_], path: Path) -> Any:
     """The rows of these records. Raises DataError if there are none."""
-    import pyarrow
-
     if not kept.any():
         raise DataError(f"All {len(kept):,} rows of {path} are left out, so no record remains.")
     return records if kept.all() else records.filter(pyarrow.array(kept))

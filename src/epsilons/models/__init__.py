@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from ..errors import InputError
-from ..ledger.model_file import Named
+from ..errors import InputError, app_packages
 from ..planning.planner import imported
 from .networks import cifar10_cnn, embedding_bag, logistic, lstm, mlp, mnist_cnn, resnet18_gn
+
+if TYPE_CHECKING:
+    from ..ledger.model_file import Named
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -42,6 +44,9 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
     Raises InputError if there is no such model, an option is unknown, or the import path leads to no nn.Module.
     """
     if name in MODELS:
+        with app_packages():
+            from ..ledger.model_file import Named
+
         make = MODELS[name]
         known = list(inspect.signature(make).parameters)[2:]
         for option in options:

@@ -14,11 +14,13 @@ from typing import Any
 
 from ..accounting import Accountant
 from ..core.files import write_json, write_text
-from ..errors import RunError, json_text
-from .content import Content, make_content
-from .html import MARK, check_marked, page
-from .load_run import load_run
-from .releasing import release
+from ..errors import RunError, app_packages, json_text
+
+with app_packages():
+    from .content import Content, make_content
+    from .html import MARK, check_marked, page
+    from .load_run import load_run
+    from .releasing import release
 
 #: The first characters of a report, in HTML and in JSON. No other file is replaced.
 _MARKS = (MARK, '"document": "epsilons report"')

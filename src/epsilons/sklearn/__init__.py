@@ -5,7 +5,10 @@
 To be imported explicitly, as `epsilons.sklearn`: `import epsilons` loads neither scikit-learn nor torch.
 """
 
-from .cost import Cost, total_cost
-from .estimators import PrivateClassifier, PrivateRegressor
+from ..errors import app_packages
+
+with app_packages():
+    from .cost import Cost, total_cost
+    from .estimators import PrivateClassifier, PrivateRegressor
 
 __all__ = ["Cost", "PrivateClassifier", "PrivateRegressor", "total_cost"]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from .arrow import pc, pyarrow, types
 from .table_files import UNSTATED, Marks
 
 #: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
@@ -102,8 +103,6 @@ def by_meaning(text: str, mark: str | None = None) -> str:
 
 def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     """(different cells, (records,) the index of each cell among them); the last of the different cells is null."""
-    import pyarrow
-
     cells = resolved(cells)
     chunks = cells.chunks if isinstance(cells, pyarrow.ChunkedArray) else [cells]
     whole = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], cells.type)
@@ -117,23 +116,16 @@ def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
 
 def different(cells: Any) -> Any:
     """The different cells of a column, in one array; dictionaries are resolved."""
-    import pyarrow.compute as pc
-
     return pc.unique(resolved(cells))
 
 
 def resolved(cells: Any) -> Any:
     """The cells themselves, where a column holds numbers into a dictionary, such as a category of pandas."""
-    from pyarrow import types
-
     return cells.cast(cells.type.value_type) if types.is_dictionary(cells.type) else cells
 
 
 def emptied(cells: Any, missing: tuple[str, ...] = ()) -> Any:
     """The cells of a text column, with null for those listed in EMPTY, or as missing. Other columns are unchanged."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     cells = resolved(cells)
     if not is_text(cells):
         return cells
@@ -151,9 +143,6 @@ def numbers(
            where a comma is more usual: 1.234 in a file that semicolons separate
     rule   what cells of inputs may hold beside plain numbers
     """
-    import pyarrow
-    import pyarrow.compute as pc
-
     read = cells
     if is_text(cells):
         cells = bare(cells, rule)
@@ -176,8 +165,6 @@ def numbers(
 
 def bare(cells: Any, rule: CellRule) -> Any:
     """Texts without blanks around them, units and marks between thousands; null where they are missing."""
-    import pyarrow.compute as pc
-
     cells = pc.utf8_trim(emptied(cells, rule.missing), " \t")
     if rule.unit:
         blanks = f"[{BLANKS}]{'+' if rule.unit[0].isdigit() else '*'}"  # 5 10^9/l
@@ -191,9 +178,6 @@ def bare(cells: Any, rule: CellRule) -> Any:
 
 def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path, marks: Marks) -> str:
     """What is wrong with cells that are no numbers, in words that quote none."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     found = (
         f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
         f"{int(bad.argmax()):,}, counted from 0 below the header)."
@@ -215,8 +199,6 @@ def _check_groups(cells: Any, column: str, path: Path, error: type[InputError], 
     """Refuse numbers like 1.234 that may be thousands: with a separator that goes with decimal commas, and no stated
     decimal mark, if no cell of the column shows what the point means.
     """
-    import pyarrow.compute as pc
-
     if marks.decimal is not None or marks.separator in (None, ","):
         return
     with_point = cells.filter(pc.fill_null(pc.match_substring(cells, "."), False))
@@ -229,8 +211,6 @@ def _check_groups(cells: Any, column: str, path: Path, error: type[InputError], 
 
 def is_text(cells: Any) -> bool:
     """Whether a column holds texts, perhaps as a dictionary."""
-    from pyarrow import types
-
     kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
@@ -241,8 +221,6 @@ def are_decimal(cells: Any, mark: str | None = None) -> Any:
 
 
 def _match(cells: Any, pattern: str) -> Any:
-    import pyarrow.compute as pc
-
     return pc.match_substring_regex(cells, rf"\A(?:{pattern})\z")
 
 

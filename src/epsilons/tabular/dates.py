@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from .arrow import pc, pyarrow, types
 from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
 
 Days = npt.NDArray[np.float64]
@@ -45,8 +46,6 @@ def holds_dates(cells: Any) -> bool:
 
     Recognised are year-month-day, day.month.year and month/day/year, with or without a time: 2024-03-31, 31.3.24 10:15.
     """
-    from pyarrow import types
-
     if types.is_date(cells.type) or types.is_timestamp(cells.type):
         return True
     if not is_text(cells):
@@ -69,8 +68,6 @@ def is_date(text: str) -> bool:
 
 def is_day_first(cells: Any) -> bool | None:
     """Whether 3/4/2024 is the third of April in a column, by cells like 31/3/2024; None if none or both kinds occur."""
-    import pyarrow.compute as pc
-
     if not is_text(cells):
         return None
     parts = pc.drop_null(pc.extract_regex(pc.utf8_trim_whitespace(different(cells)), _WITH_SLASHES))
@@ -87,9 +84,6 @@ def days(cells: Any, column: str, path: Path, error: type[InputError], rule: Dat
 
     Raises `error` for cells that are no date, or a date in an unknown order: 3/4/2024 without a stated order.
     """
-    import pyarrow
-    from pyarrow import types
-
     start = np.datetime64(rule.first, "D")
     if types.is_null(cells.type):  # a column of a Parquet file without a single date
         return np.full(len(cells), np.nan)
@@ -134,8 +128,6 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
 
 def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt.NDArray[np.int64]]:
     """(texts,) the dates, and the problem of each text, 0 for none; an empty text is no problem, and no date."""
-    import pyarrow.compute as pc
-
     texts = pc.utf8_trim_whitespace(emptied(texts))
     year, month, day = (np.full(len(texts), -1) for _ in range(3))
     problem = np.where(np.asarray(pc.is_null(texts)), 0, _NO_DATE)
@@ -162,14 +154,9 @@ def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt
 
 
 def _part(parts: Any, name: str) -> Any:
-    import pyarrow.compute as pc
-
     return _whole(pc.struct_field(parts, name))
 
 
 def _whole(texts: Any) -> Any:
     """Texts of digits as whole numbers, 0 for an empty one."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     return np.asarray(pc.if_else(pc.equal(texts, ""), "0", texts).cast(pyarrow.int64()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .arrow import csv, parquet, pc, pyarrow, types
 from .cells import are_decimal, decimal, different, emptied, is_text
 from .table_files import (
     SEPARATORS,
@@ -61,9 +62,6 @@ def read_table(
 
 
 def _parquet(path: Path, error: type[InputError]) -> Any:
-    import pyarrow
-    from pyarrow import parquet
-
     try:
         return parquet.read_table(path)
     except (pyarrow.ArrowException, OSError):
@@ -71,9 +69,6 @@ def _parquet(path: Path, error: type[InputError]) -> Any:
 
 
 def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_written: bool) -> Any:
-    import pyarrow
-    from pyarrow import csv
-
     kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if as_written else pyarrow.string()
     parse = {"delimiter": file.marks.separator, "ignore_empty_lines": False, "newlines_in_values": True}
     read = {"encoding": file.encoding, "skip_rows": file.skip, "block_size": BLOCK}
@@ -97,8 +92,6 @@ def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_wr
 
 def _reason(file: TextFile, read: dict[str, Any], parse: dict[str, Any], problem: Exception) -> str:
     """Why a file cannot be read."""
-    from pyarrow import csv
-
     rows: list[tuple[int | None, int, int]] = []
 
     def note(row: Any) -> str:
@@ -157,10 +150,6 @@ def _has_no_header(table: Any) -> bool:
 
     The names 0, 1, 2, …, which pandas gives to columns without names, count as names.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     names = table.column_names
     if names == [str(column) for column in range(len(names))]:
         return False
@@ -179,8 +168,6 @@ def _has_no_header(table: Any) -> bool:
 
 def _holds_numbers(cells: Any) -> bool:
     """Whether a column of text holds numbers only, and at least one."""
-    import pyarrow.compute as pc
-
     if not is_text(cells):
         return False
     filled = pc.utf8_trim(pc.drop_null(emptied(different(cells))), " \t")
@@ -217,9 +204,6 @@ def slices(table: Any, rows: int) -> Iterator[Any]:
 def _of_parquet(
     path: Path, what: str, error: type[InputError], columns: Collection[str], rows: int
 ) -> tuple[list[str], Iterator[Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
     try:
         file = parquet.ParquetFile(path)
         names = list(file.schema_arrow.names)
@@ -237,8 +221,6 @@ def _of_parquet(
 
 
 def _header(file: TextFile, what: str, error: type[InputError]) -> list[str]:
-    import pyarrow
-
     try:
         with _reader(file, ()) as reader:
             return list(reader.schema.names)
@@ -247,8 +229,6 @@ def _header(file: TextFile, what: str, error: type[InputError]) -> list[str]:
 
 
 def _of_text(file: TextFile, what: str, error: type[InputError], rows: int) -> Iterator[Any]:
-    import pyarrow
-
     names, marks, last = _header(file, what, error), file.marks, None
     try:
         with _reader(file, names) as reader:
@@ -284,9 +264,6 @@ def _reader(file: TextFile, names: Collection[str]) -> Iterator[Any]:
     pyarrow reads ahead in threads of its own. A thread that calls Python while the process ends aborts it, so the
     stream is ended, and what was read ahead is consumed, also if the caller stops early.
     """
-    import pyarrow
-    from pyarrow import csv
-
     with file.open() as raw:
         stream = _Bytes(raw)
         reader = csv.open_csv(

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cache, cached_property
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -23,16 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from joblib import Parallel, cpu_count, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from ...budgets.budgets import Budgets
 from ...core.mechanism import IntArray
+from ...core.progress import Pace, can_rewrite, live_line
 from ...draws.randomness import Randomness
-from ...errors import EpsilonsWarning, ModelError
+from ...errors import EpsilonsWarning, ModelError, Package, app_packages
 from ...planning import Plan, Recipe, plan
 from ...planning.plan_numbers import SHARES
 from ...training import Performance, fit
@@ -369,7 +365,7 @@ def _trained(
     setting: ShadowSetting, blocks: list[Block], jobs: int | None, watch: Watch
 ) -> Iterator[tuple[Block, Arrays]]:
     """The blocks, in any order, as they are finished."""
-    jobs = min(jobs or (1 if setting.device.startswith("cuda") else cpu_count()), len(blocks))
+    jobs = min(jobs or (1 if setting.device.startswith("cuda") else Package("joblib").cpu_count()), len(blocks))
     here = blocks if jobs <= 1 else blocks[:1] if setting.method == "stacked" else []
     for block in here:
         began = time.monotonic()
@@ -390,6 +386,9 @@ def _train_here(setting: ShadowSetting, block: Block, watch: Watch) -> Arrays:
 def _in_processes(setting: ShadowSetting, blocks: list[Block], jobs: int) -> Iterator[tuple[Block, Arrays]]:
     if not blocks:
         return
+    with app_packages():
+        from joblib import Parallel, delayed
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
     try:
         # joblib shares large arrays by files. Only the owner can read this folder.
         with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
@@ -421,52 +420,23 @@ def _end_with(parent: int) -> None:
 
 # -- Progress of the shadows on stderr: how many are trained, and the time left
 
-SECONDS_PER_LINE = 10.0  # where there is no terminal
+COLUMNS = ("{task.fields[done]} of {task.total:,} trained", "<elapsed>", "passed,", "<remaining>", "left")
 
 
 @contextmanager
 def watched(shadows: int, what: str, shown: bool) -> Iterator[Watch]:
     """A function to call with the number of shadows that are done: a live line, or a line every so often."""
+    pace = Pace(shadows)
+
+    def line(done: float) -> None:
+        if pace.is_due(done):
+            left = "" if pace.left is None else f", {pace.left} left"
+            print(f"{what}: {int(done):,} of {shadows:,} trained{left}", file=sys.stderr, flush=True)
+
     if not shown:
         yield lambda done: None
-    elif sys.stderr.isatty():
-        with _bar(shadows, what) as watch:
-            yield watch
+    elif can_rewrite():
+        with live_line([what, "<bar>", *COLUMNS], shadows, done="0") as update:
+            yield lambda done: update(completed=done, done=f"{int(done):,}")
     else:
-        yield _Lines(shadows, what)
-
-
-@contextmanager
-def _bar(shadows: int, what: str) -> Iterator[Watch]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[done]} of {task.total:,} trained"),
-        TimeElapsedColumn(),
-        TextColumn("passed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=shadows, done="0")
-        yield lambda done: bar.update(task, completed=done, done=f"{int(done):,}")
-
-
-class _Lines:
-    """A line every ten seconds, with the time that is left."""
-
-    def __init__(self, shadows: int, what: str) -> None:
-        self._shadows, self._what = shadows, what
-        self._printed = time.monotonic()
-        self._first: tuple[float, float] | None = None  # blocks of an earlier call cost no time
-
-    def __call__(self, done: float) -> None:
-        now = time.monotonic()
-        began, before = self._first = self._first or (now, done)
-        if now - self._printed < SECONDS_PER_LINE:
-            return
-        self._printed, left = now, ""
-        if done > before:
-            seconds = round((now - began) / (done - before) * (self._shadows - done))
-            left = f", {timedelta(seconds=seconds)} left"
-        print(f"{self._what}: {int(done):,} of {self._shadows:,} trained{left}", file=sys.stderr, flush=True)
+        yield line

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InputError, named
+from ...errors import InputError, app_packages, named
 from .fixed import Features, blocks
 
 # -- Constants from public pictures: two photographs that scikit-learn ships, in 1,200 crops
@@ -109,7 +109,8 @@ def _shrunk(name: str, factor: int, channels: int) -> npt.NDArray[np.float32]:
 
 def _photograph(name: str) -> npt.NDArray[np.uint8]:
     """(height, width, 3). Raises InputError if the file is not the one that the constants are named after."""
-    from PIL import Image
+    with app_packages():
+        from PIL import Image
 
     content = files("sklearn.datasets.images").joinpath(name).read_bytes()
     digest = hashlib.sha256(content).hexdigest()

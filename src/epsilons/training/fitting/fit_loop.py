@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,10 +20,9 @@ from ...accounting import Accountant
 from ...budgets.budgets import Budgets
 from ...core.files import sync_folder
 from ...draws import fingerprints
-from ...errors import DataError, EpsilonsError, InputError, RunError
+from ...errors import DataError, EpsilonsError, InputError, RunError, app_packages
 from ...ledger import model_file, run_folder
 from ...ledger.account import read_account
-from ...ledger.model_file import ArrayInputs, ModelFile, Origin, Outputs
 from ...ledger.plan_folder import PlanFolder, opened
 from ...ledger.run_folder import RunFolder, read_metrics
 from ...models import model_checks, name_of
@@ -33,7 +31,6 @@ from ...registry import Reservation
 from .. import checkpoints, validation
 from ..parts import Request
 from ..performance import Performance
-from ..predicting import Predictions, Predictor
 from ..private import Private
 from ..private_setup import set_up
 from .evaluation import EvalData, Loss, evaluate
@@ -49,13 +46,14 @@ from .losses import (
 )
 from .progress import is_live, watched
 
+if TYPE_CHECKING:
+    from ...ledger.model_file import ModelFile, Origin
+    from ..predicting import Predictions
+
 # -- What `fit` knows about a trained model, for its model.json
 
 Kind = Literal["classes", "binary", "number", "raw"]
 KINDS: dict[str, Kind] = {"cross_entropy": "classes", "binary_cross_entropy": "binary", "mse": "number"}
-
-#: The caller computed the inputs, and did not say how.
-UNKNOWN = Origin(column="(all inputs)", what="preprocessing", source="not stated")
 
 
 def describe(
@@ -66,6 +64,8 @@ def describe(
     classes   their names, if test data named them
     metadata  the caller's; "provenance" says what was read off the data
     """
+    from ...ledger.model_file import ArrayInputs, ModelFile, Outputs
+
     kind = KINDS.get(loss, "raw") if isinstance(loss, str) else "raw"
     names = tuple(map(str, classes)) if classes is not None and kind == "classes" else None
     return ModelFile(
@@ -78,9 +78,14 @@ def describe(
 
 def stated_provenance(metadata: Mapping[str, Any] | None) -> tuple[Origin, ...]:
     """metadata["provenance"], or that it is unknown. Raises InputError if it is no list of such entries."""
+    with app_packages():
+        from pydantic import ValidationError
+
+        from ...ledger.model_file import Origin
+    unknown = {"column": "(all inputs)", "what": "preprocessing", "source": "not stated"}
     try:
         entries = (metadata or {}).get("provenance")
-        return (UNKNOWN,) if entries is None else tuple(Origin.model_validate(entry) for entry in entries)
+        return tuple(Origin.model_validate(entry) for entry in ([unknown] if entries is None else entries))
     except (ValidationError, TypeError, AttributeError):
         raise InputError(
             'metadata["provenance"] must be a list of {"column": …, "what": …, "source": …}. what: bounds, categories, '
@@ -120,6 +125,7 @@ class Run:
 
         Raises RunError if the folder holds no run or its files are damaged, LedgerError if its ledger was altered.
         """
+
         folder = RunFolder(Path(path))
         if model_file.is_release(folder.path):
             raise RunError(
@@ -144,6 +150,8 @@ class Run:
         """
         if self.path is None:
             raise RunError("This run kept no files. Give `fit` a run_dir, and predict from there.")
+        from ..predicting import Predictor
+
         return Predictor.load(self.path, model).predict(table)
 
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
@@ -252,7 +260,8 @@ def fit(
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
     if class_weights is not None:
         settings["training"]["class_weights"] = [float(weight) for weight in class_weights]
-    stated_provenance(metadata)  # checked before a step is made
+    if metadata or run_dir is not None:
+        stated_provenance(metadata)  # checked before a step is made
     for name in validation.STATED:
         if text := validation.stated_text(metadata, name):
             settings[name] = text

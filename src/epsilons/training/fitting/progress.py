@@ -8,25 +8,20 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ...core import notebook
 from ...core.disclosure import has_small_cells
 from ...core.files import close_folder
+from ...core.progress import Pace, can_rewrite, live_line
 from ...errors import InputError
 from ...planning.plan_numbers import CURVE_POINTS
 from ..private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line
-SECONDS_PER_LINE = 10.0  # where there is no terminal
 SECONDS_PER_DISPLAY = 0.2  # in a notebook, which handles one message per change
 
 
@@ -46,7 +41,7 @@ def watched(
     details = details or spent
     if not shown:
         yield
-    elif sys.stderr.isatty():
+    elif can_rewrite():
         with _bar(private, what, details):
             yield
     elif notebook.is_running():
@@ -59,18 +54,11 @@ def watched(
 
 @contextmanager
 def _bar(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
-    columns = (
-        TextColumn(what),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=24),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[spent]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("steps", total=private.plan.steps, spent=details(private))
+    columns = [what, "<count>", "<bar>", "<remaining>", "{task.fields[spent]}"]
+    with live_line(columns, private.plan.steps, spent=details(private)) as update:
 
         def tick(private: Private) -> None:
-            bar.update(task, completed=sum(private.ledger.charged), spent=details(private))
+            update(completed=sum(private.ledger.charged), spent=details(private))
 
         private.on_update(tick)
         yield
@@ -78,16 +66,16 @@ def _bar(private: Private, what: str, details: Callable[[Private], str]) -> Iter
 
 @contextmanager
 def _display(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
-    pace = _Pace(private, SECONDS_PER_DISPLAY)
+    pace = Pace(private.plan.steps, SECONDS_PER_DISPLAY)
 
     def shown() -> dict[str, str]:
-        line = pace.line(what, details(private))
+        line = _line(private, pace, what, details(private))
         return notebook.progress_bar(sum(private.ledger.charged), private.plan.steps, line)
 
     rewrite = notebook.display_bundle(shown())
 
     def tick(private: Private) -> None:
-        if pace.is_due():
+        if pace.is_due(sum(private.ledger.charged), private.is_finished):
             rewrite(shown())
 
     private.on_update(tick)
@@ -99,44 +87,20 @@ def _display(private: Private, what: str, details: Callable[[Private], str]) -> 
 
 @contextmanager
 def _lines(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
-    pace = _Pace(private, SECONDS_PER_LINE)
+    pace = Pace(private.plan.steps)
 
     def tick(private: Private) -> None:
-        if pace.is_due():
-            print(pace.line(what, details(private)), file=sys.stderr, flush=True)
+        if pace.is_due(sum(private.ledger.charged), private.is_finished):
+            print(_line(private, pace, what, details(private)), file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
 
 
-class _Pace:
-    """When to show progress again, and the time left.
-
-    The time left follows from the updates of this process. The time before the first is not counted, because it
-    includes what is done once, or the steps of a process that was cut off.
-    """
-
-    def __init__(self, private: Private, seconds: float) -> None:
-        self._private, self._seconds = private, seconds
-        self._shown = time.monotonic()
-        self._first: tuple[float, int] | None = None  # (time, steps charged) at the first update
-        self._left = ""
-
-    def is_due(self) -> bool:
-        """Call it after every update. True at the end, and if nothing was shown for a while."""
-        now, done, steps = time.monotonic(), sum(self._private.ledger.charged), self._private.plan.steps
-        began, before = self._first = self._first or (now, done)
-        if now - self._shown < self._seconds and not self._private.is_finished:
-            return False
-        self._shown = now
-        if done > before:
-            self._left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        return True
-
-    def line(self, what: str, details: str) -> str:
-        """ "charged 72/100  0:00:28 left  ε 0.31/0.5"."""
-        private = self._private
-        return f"{what} {sum(private.ledger.charged):,}/{private.plan.steps:,}  {self._left}{details}"
+def _line(private: Private, pace: Pace, what: str, details: str) -> str:
+    """ "charged 72/100  0:00:28 left  ε 0.31/0.5"."""
+    left = "" if pace.left is None else f"{pace.left} left  "
+    return f"{what} {sum(private.ledger.charged):,}/{private.plan.steps:,}  {left}{details}"
 
 
 def spent(private: Private) -> str:

@@ -18,6 +18,7 @@ from ...errors import EpsilonsError, InputError, RunError
 from ...ledger import model_file
 from ...ledger.model_file import ModelFile, Named, Outputs, read_model_file
 from ...models import MODELS, build
+from ...tabular.arrow import pyarrow
 from ...tabular.cells import Unread
 from ..checkpoints import restoring
 from ..features import FixedFeatures, features_of_run
@@ -50,8 +51,6 @@ class Predictions:
 
     def to_table(self) -> Any:
         """A pyarrow.Table: `prediction` and `probability_CLASS` of each class, or `prediction` alone for a number."""
-        import pyarrow
-
         if self.probabilities is None:
             assert self.values is not None
             return pyarrow.table(_numbered("prediction", self.values))

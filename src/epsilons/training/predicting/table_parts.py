@@ -18,6 +18,7 @@ from ...data.tables import ROW, record_inputs
 from ...errors import DataError
 from ...ledger.model_file import ImageInputs, ModelFile, TableInputs
 from ...tabular import UNSTATED, Marks
+from ...tabular.arrow import pyarrow, types
 from ...tabular.cells import Unread
 from ...tabular.reading import read_parts, slices
 from ..features import FixedFeatures
@@ -48,8 +49,6 @@ def parts_of(table: Any, columns: Sequence[str], marks: Marks = UNSTATED) -> tup
 
 def _in_memory(table: Any) -> Any:
     """A pyarrow.Table of a table in memory."""
-    import pyarrow
-
     try:
         if isinstance(table, pyarrow.Table):
             return _plain(table)
@@ -73,16 +72,12 @@ def _in_memory(table: Any) -> Any:
 
 def _column(values: Any) -> Any:
     """A column of a dict, with NaN as an empty cell. An array of numpy, a tensor or a list."""
-    import pyarrow
-
     values = values.numpy() if hasattr(values, "numpy") and not hasattr(values, "to_numpy") else values
     return pyarrow.array(values, from_pandas=True)
 
 
 def _plain(table: Any) -> Any:
     """The same table with texts in place of codes."""
-    from pyarrow import types
-
     for index, field in enumerate(table.schema):
         if types.is_dictionary(field.type):
             table = table.set_column(index, field.name, table.column(index).cast(field.type.value_type))

@@ -10,13 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn
-
 from ...core.files import for_owner
+from ...core.progress import live_line
 from ...errors import DataError, InputError
 from ...ledger.model_file import TableInputs
 from ...tabular import UNSTATED, Marks, are_decimal, is_text
+from ...tabular.arrow import csv, parquet, pc, pyarrow
 from ...tabular.cells import Unread
 from .predictor import Predictor
 from .table_parts import check_columns, parts_of
@@ -35,8 +34,8 @@ def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quie
     rules = predictor.description.inputs
     kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
     with _written(output) as temporary, ExitStack() as stack:
-        progress, writer = stack.enter_context(_progress(quiet)), None
-        so_far = progress.add_task("")
+        hidden, writer = quiet or not sys.stderr.isatty(), None
+        show = stack.enter_context(live_line(["{task.completed:,.0f} rows predicted"], hidden=hidden))
         for part in predictor.stream(table, unread):
             columns = part.to_table() if unread is None else _marked(part.to_table(), unread)
             bad += columns.column(0).null_count
@@ -47,7 +46,7 @@ def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quie
                 writer = stack.enter_context(_opened(temporary, output.suffix == ".csv", columns.schema))
             writer.write_table(columns)
             rows += len(part)
-            progress.update(so_far, completed=rows)
+            show(completed=rows)
         if not rows:
             raise DataError(f"{table} has no rows to predict.")
     return rows, bad
@@ -55,9 +54,6 @@ def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quie
 
 def _marked(columns: Any, unread: list[Any]) -> Any:
     """The predictions of one part, empty for rows with such cells, and why. The next part begins without any."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     reasons = ["; ".join(why for bad, why in unread if bad[row]) for row in range(len(columns))]
     unread.clear()
     good = pyarrow.array([not reason for reason in reasons])
@@ -103,8 +99,6 @@ def inert(columns: Any) -> Any:
     An apostrophe is written before = + - @ where a text begins, or after a mark that may separate cells there. Texts
     that are numbers, such as -5.2, stay as they are.
     """
-    import pyarrow
-    import pyarrow.compute as pc
 
     def of(texts: Any) -> Any:
         changed = pc.replace_substring_regex(texts, "(^|[;|\t\r\n])([ \u00a0]*)([=+@＝＋－＠-])", r"\1\2'\3")
@@ -115,8 +109,6 @@ def inert(columns: Any) -> Any:
 
 
 def _opened(path: Path, is_csv: bool, schema: Any) -> Any:
-    from pyarrow import csv, parquet
-
     if is_csv:
         return csv.CSVWriter(path, schema, write_options=csv.WriteOptions(quoting_style="needed"))
     return parquet.ParquetWriter(path, schema)
@@ -134,12 +126,3 @@ def _written(output: Path) -> Iterator[Path]:
         raise InputError(f"{output} cannot be written: {error.strerror or error}. Choose another place.") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
-def _progress(is_quiet: bool) -> Progress:
-    """Rows so far, on stderr."""
-    count = TextColumn("{task.completed:,.0f} rows predicted")
-    return Progress(count, console=Console(stderr=True), transient=True, disable=is_quiet or not sys.stderr.isatty())
