@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from .planning import Phase, Plan, Recipe, advise, plan
     from .registry import Registry
     from .reporting import Report, release, report
-    from .training import EvalData, Performance, Private, features, fit, make_private, mend
+    from .training import (
+        EvalData,
+        Performance,
+        Private,
+        Randomness,
+        Records,
+        RunFolder,
+        Training,
+        features,
+        fit,
+        make_private,
+        mend,
+    )
     from .training.fitting.fit_loop import Run
     from .training.predicting import Predictions, Predictor
 
@@ -40,7 +52,18 @@ _LAZY = {
     ".planning": ("Phase", "Plan", "Recipe", "advise", "plan"),
     ".registry": ("Registry",),
     ".reporting": ("Report", "release", "report"),
-    ".training": ("EvalData", "Performance", "Private", "fit", "make_private", "mend"),
+    ".training": (
+        "EvalData",
+        "Performance",
+        "Private",
+        "Randomness",
+        "Records",
+        "RunFolder",
+        "Training",
+        "fit",
+        "make_private",
+        "mend",
+    ),
     ".training.fitting.fit_loop": ("Run",),
     ".training.predicting": ("Predictions", "Predictor"),
 }
@@ -75,11 +98,15 @@ __all__ = [
     "Predictions",
     "Predictor",
     "Private",
+    "Randomness",
     "Recipe",
+    "Records",
     "Registry",
     "Report",
     "Run",
+    "RunFolder",
     "SampledGaussian",
+    "Training",
     "__version__",
     "advise",
     "audit",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from .errors import CallOrderError, InputError
 from .ledger.plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
-from .training.private_setup import draws_of
+from .training.arguments import Randomness, Records, RunFolder, as_folder, draws_of
 
 __all__ = ["PrivateStrategy"]
 
@@ -58,14 +59,13 @@ class PrivateStrategy(SingleDeviceStrategy):
     """A Lightning strategy that trains under budgets, on one device.
 
     budgets        one epsilon per record of the training data, in the data set's order; or of persons
-    persons, rows_per_person, views   as of `make_private`, for budgets of persons; batch_size then counts persons
+    records        Records(None, persons=…), for budgets of persons, whose rows are read; batch_size then counts persons
     plan           a Plan, or the PlanFolder of several runs, of as many steps as the Trainer makes; by default planned
                    with the loader's batch_size as the expected batch, clip_norm, strategy and accountant
-    performance, seed, key, randomness, metadata
-                   as of `make_private`; the loader's workers and collate_fn are used
+    seed, performance   as of `make_private`; the loader's workers and collate_fn are used
     run_dir        a folder for plan, ledger and key, outside the folders of loggers and checkpoints; None keeps the
-                   ledger in memory
-    resume         continue the run in `run_dir`; pass the newest checkpoint as ckpt_path to `Trainer.fit`
+                   ledger in memory. RunFolder(path, resume=True) continues a run; pass the newest checkpoint as
+                   ckpt_path to `Trainer.fit`
     device         as of SingleDeviceStrategy
 
     After fit, `strategy.private` has the ledger. The strategy trains one run. `fit` raises InputError for settings of
@@ -76,20 +76,14 @@ class PrivateStrategy(SingleDeviceStrategy):
         self,
         budgets: Budgets,
         *,
-        persons: Any = None,
-        rows_per_person: int = 1,
-        views: int = 1,
+        records: Records | None = None,
         plan: Plan | PlanFolder | None = None,
         clip_norm: float = 1.0,
         strategy: str = "scale",
         accountant: str = "pld",
+        run_dir: str | Path | RunFolder | None = None,
+        seed: int | Randomness | None = None,
         performance: Performance | None = None,
-        seed: int | None = None,
-        key: bytes | None = None,
-        randomness: str = "philox",
-        metadata: dict[str, Any] | None = None,
-        run_dir: str | Path | None = None,
-        resume: bool = False,
         device: str | torch.device = "cpu",
         **options: Any,
     ) -> None:
@@ -97,18 +91,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         self.budgets, self.private = budgets, None
         self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
-        self._options: dict[str, Any] = {
-            "persons": persons,
-            "rows_per_person": rows_per_person,
-            "views": views,
-            "performance": performance,
-            "seed": seed,
-            "key": key,
-            "randomness": randomness,
-            "metadata": metadata,
-            "run_dir": run_dir,
-            "resume": resume,
-        }
+        self._records, self._seed, self._performance = records or Records(None), seed, performance
+        # checkpoints only together with Lightning's
+        self._folder = replace(as_folder(run_dir), checkpoint_every=10**9)
         self._loop: ForeignLoop | None = None
         self._draws: Iterator[Iterator[Any]] = iter(())
         self._draw: Iterator[Any] = iter(())
@@ -126,7 +111,7 @@ class PrivateStrategy(SingleDeviceStrategy):
                 "new PrivateStrategy for it. (A search for a learning rate or a batch size is such a run.)"
             )
         if is_fit:
-            check_trainer(trainer, self.precision_plugin.precision, self._options["run_dir"])
+            check_trainer(trainer, self.precision_plugin.precision, self._folder.path)
         super().setup(trainer)
         if is_fit:
             check_module(self._module, self.optimizers, self.lr_scheduler_configs)
@@ -155,11 +140,12 @@ class PrivateStrategy(SingleDeviceStrategy):
             self.private = make_private(
                 module,
                 optimizer,
-                loader,
+                replace(self._records, data=loader),
                 self._plan_folder or self.plan,
                 budgets=self.budgets,
-                checkpoint_every=10**9,  # only together with Lightning's
-                **self._options,
+                run_dir=self._folder,
+                seed=self._seed,
+                performance=self._performance,
             )
         self._check_position(trainer, self.private.updates)
         self._loop = ForeignLoop(self.private)
@@ -171,9 +157,9 @@ class PrivateStrategy(SingleDeviceStrategy):
             self.private._checkpointer.forget()
             self.private.close()
             raise InputError(
-                f"The run in {self._options['run_dir']} is at update {updates:,}, and the Trainer begins at step "
+                f"The run in {self._folder.path} is at update {updates:,}, and the Trainer begins at step "
                 f"{trainer.global_step:,}. Resume both together: pass the checkpoint that was saved last as ckpt_path "
-                "to fit, and resume=True to PrivateStrategy with the run_dir of that run."
+                "to fit, and RunFolder(path, resume=True) of that run to PrivateStrategy."
             )
 
     def teardown(self) -> None:

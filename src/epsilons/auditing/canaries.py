@@ -29,7 +29,7 @@ from ..draws.randomness import key_from_seed
 from ..errors import DataError, InputError, ModelError
 from ..planning import Plan
 from ..planning.plan_numbers import ROSTER
-from ..training import Performance, make_private
+from ..training import Performance, Randomness, Records, make_private
 from ..training.fitting.losses import LOSSES, by_name
 from ..training.fitting.progress import watched
 from .bounds import BoolArray, CanaryScores, FloatArray, IntArray, log_likelihood_ratio
@@ -148,15 +148,16 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     private = make_private(
         model,
         optimizer,
-        _dataset(inputs, targets, audited, canary_group, included, rows),
+        Records(
+            _dataset(inputs, targets, audited, canary_group, included, rows),
+            persons=_owners(len(canary_group), len(group), rows) if plan.unit == "person" else None,
+            rows_per_person=rows,
+        ),
         audited,
         budgets=Budgets(plan.epsilons[group], plan.delta[group], unit=plan.unit),
-        persons=_owners(len(canary_group), len(group), rows) if plan.unit == "person" else None,
-        rows_per_person=rows,
         performance=replace(config.performance, engine=recorder),
         # From the seed alone: the run is thrown away, and a seed gives the same audit on every machine.
-        key=None if config.seed is None else key_from_seed(config.seed),
-        randomness=config.randomness,
+        seed=Randomness(config.randomness, key=None if config.seed is None else key_from_seed(config.seed)),
     )
     recorder.watch(optimizer)  # after make_private, so that its check of the optimizer's calls comes first
     # The progress line shows no spend: the plan in use has only the audited groups.

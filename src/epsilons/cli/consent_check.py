@@ -77,7 +77,7 @@ def _of_run(config: Config, folder: Path, run: Path, joins: list[Consent]) -> di
     """
     from ..configs.prepare import budgets_to_train
     from ..reporting.load_run import load_run
-    from ..training.parts import hash_of_groups
+    from ..training.opening import hash_of_groups
     from ..training.validation import groups_of
 
     record, budgets, kept = load_run(run), budgets_to_train(config, folder), stated(config, *joins)

@@ -24,7 +24,7 @@ from ..errors import DataError, printable
 from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning.display import rounded_spend, spend_table
-from ..training import fit
+from ..training import Randomness, Training, fit
 from ..training.fitting.fit_loop import Run
 from .options import console, show_plan, show_table
 
@@ -59,13 +59,11 @@ class Digits:
             self.train,
             plan,
             budgets=budgets,
-            lr=LEARNING_RATE,
-            eval_data=self.test,
-            device="cpu",
+            training=Training(lr=LEARNING_RATE, device="cpu", progress=progress),
+            evaluation=self.test,
             # A seeded key would differ with the plan. This one gives all strategies the same coins and noise.
-            key=None if seed is None else key_from_seed(seed),
+            seed=None if seed is None else Randomness.with_key(key_from_seed(seed)),
             run_dir=run_dir,
-            progress=progress,
         )
 
 

@@ -27,11 +27,11 @@ from ..ledger.plan_folder import PlanFolder, opened
 from ..models import build
 from ..planning import Plan
 from ..planning.display import round_up
-from ..training import Performance, Private, fit
+from ..training import Performance, Private, Training, fit
 from ..training.distributed import Ranks, launched_processes
 from .options import console, show_plan
 from .plan_inputs import TrainFlags, check_trusted
-from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, person_arguments, show_data
+from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, records_of, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.
 _STEPS, _SECONDS = 6, 5.0
@@ -148,16 +148,13 @@ def _seconds_per_step(model: nn.Module, prepared: Prepared, plan: Plan) -> float
         targets = np.zeros(prepared.train.targets.shape, prepared.train.targets.dtype)
     else:
         targets = np.arange(len(inputs)) % len(prepared.classes)
-    keys = FIT_KEYS - {"eval_every", "checkpoint_every", "randomness"}
     fit(
         copy.deepcopy(model),
-        (inputs, targets),
+        records_of(prepared, inputs, targets),
         plan.of_one_run,
         budgets=prepared.budgets,
-        performance=Performance(**config.performance.model_dump()),
+        training=Training(**config.training.model_dump(include=FIT_KEYS), progress=False),
         callbacks=[clock],
-        progress=False,
-        **person_arguments(prepared),
-        **config.training.model_dump(include=keys),
+        performance=Performance(**config.performance.model_dump()),
     )
     return clock.shortest

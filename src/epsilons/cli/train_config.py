@@ -29,7 +29,7 @@ from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
-from ..training import EvalData, Performance, Private, fit
+from ..training import EvalData, Performance, Private, Randomness, Records, Training, arguments, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
@@ -77,7 +77,7 @@ class RunProgress:
 
 
 #: The keys of [training] that are also arguments of `fit`.
-FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "eval_every", "device", "randomness", "checkpoint_every"}
+FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "device"}
 
 
 NEVER_BEGAN = (
@@ -227,13 +227,11 @@ def _counted_units(prepared: Prepared) -> str:
     return f"{len(prepared.budgets):,} persons by the column {printable(repr(column))}, with records"
 
 
-def person_arguments(prepared: Prepared) -> dict[str, Any]:
-    """The arguments of `fit` about persons and views."""
+def records_of(prepared: Prepared, inputs: Any, targets: Any) -> Records:
+    """The records to train on, with whose they are."""
     training = prepared.config.training
-    views = {"views": training.views} if training.views > 1 else {}
-    if prepared.persons is None:
-        return views
-    return {"persons": prepared.persons, "rows_per_person": training.rows_per_person, **views}
+    rows = 1 if prepared.persons is None else training.rows_per_person
+    return Records((inputs, targets), persons=prepared.persons, rows_per_person=rows, views=training.views)
 
 
 def _train_once(
@@ -259,38 +257,37 @@ def _train_once(
         from ..training.fitting.progress import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
+    metadata = {
+        "config": config.model_dump(mode="json"),
+        "folder": str(file.parent.resolve()),  # the config's paths start here
+        "about": config.about.model_dump(exclude_none=True),
+        "tiers": config.budgets.tiers,
+        **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
+        **({} if prepared.consent is None else {"consent": prepared.consent}),
+        "simulated": config.budgets.shares is not None,
+        **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
+        **({"set": recorded(flags.changed)} if flags.changed else {}),
+        "provenance": [entry.to_dict() for entry in config.data.provenance],
+        **({} if prepared.features is None else {"features": prepared.features.origin}),
+    }
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
         with charged as reservation:
             run = fit(
                 model,
-                (inputs, targets),
+                records_of(prepared, inputs, targets),
                 chosen,
                 budgets=prepared.budgets,
-                reservation=reservation,
-                eval_data=_eval_data(prepared, plan),
-                performance=Performance(**config.performance.model_dump()),
-                seed=seed,
-                run_dir=run_dir,
-                resume=flags.resume,
+                training=Training(
+                    **training.model_dump(include=FIT_KEYS),
+                    class_weights=class_weights(prepared),
+                    progress=not flags.quiet,
+                ),
+                evaluation=_eval_data(prepared, plan),
                 callbacks=[progress, *([board] if board else [])],
-                progress=not flags.quiet,
-                metadata={
-                    "config": config.model_dump(mode="json"),
-                    "folder": str(file.parent.resolve()),  # the config's paths start here
-                    "about": config.about.model_dump(exclude_none=True),
-                    "tiers": config.budgets.tiers,
-                    **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
-                    **({} if prepared.consent is None else {"consent": prepared.consent}),
-                    "simulated": config.budgets.shares is not None,
-                    **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
-                    **({"set": recorded(flags.changed)} if flags.changed else {}),
-                    "provenance": [entry.to_dict() for entry in config.data.provenance],
-                    **({} if prepared.features is None else {"features": prepared.features.origin}),
-                },
-                class_weights=class_weights(prepared),
-                **training.model_dump(include=FIT_KEYS),
-                **person_arguments(prepared),
+                run_dir=arguments.RunFolder(run_dir, flags.resume, training.checkpoint_every, metadata, reservation),
+                seed=Randomness(training.randomness, seed),
+                performance=Performance(**config.performance.model_dump()),
             )
         if run.path is not None:  # rank 0 has the folder
             describe(prepared, file.parent).write(run.path)
@@ -320,8 +317,9 @@ def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
     bounds = prepared.config.data.columns.numeric.get(prepared.config.data.target)
     scale = Scale(*bounds) if bounds is not None and prepared.classes is None else None
     return EvalData(
-        (inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan), scale=scale
-    )
+        (inputs, targets), public, prepared.classes, prepared.test_groups(plan), scale,
+        every=prepared.config.training.eval_every,
+    )  # fmt: skip
 
 
 def class_weights(prepared: Prepared) -> list[float] | None:

@@ -49,11 +49,9 @@ from ..draws import batches
 from ..draws.batches import Gathered
 from ..errors import BatchDependenceError, CallOrderError, InputError, ModelError
 from ..independence import watch
-from ..independence.check import IndependenceCheck
 from ..training import checkpoints
 from ..training.datasets import seed_torch
 from ..training.microbatches import Issued
-from ..training.parts import Parts
 from ..training.private import Private
 from .cut_calls import Cut, CutCalls
 from .mean_losses import LossMode
@@ -70,25 +68,24 @@ class Call:
     kwargs: Any
 
 
-def check_calls(parts: Parts, issued: Issued, calls: Sequence[Call], is_first: bool) -> None:
+def check_calls(private: Private, issued: Issued, calls: Sequence[Call], is_first: bool) -> None:
     """Check every call of a physical batch. Raises BatchDependenceError and UnsupportedLayerError."""
     generators = checkpoints.of_generators()
     try:
         for call in calls:
-            _check(parts, issued, call, is_first)
+            _check(private, issued, call, is_first)
     finally:
         checkpoints.into_generators(generators)
 
 
-def _check(parts: Parts, issued: Issued, call: Call, is_first: bool) -> None:
+def _check(private: Private, issued: Issued, call: Call, is_first: bool) -> None:
     count = len(issued.indices)
     inputs = batches.mapped((call.args, call.kwargs), lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
     gathered = Gathered(lambda rows: batches.take(inputs, rows, count))
-    most = min(parts.largest, len(parts.source) * parts.persons.views)
-    check = IndependenceCheck(gathered, count, most, issued.physical.step, parts.model, parts.parameters, is_first)
+    check = private._issuer.new_check(gathered, issued.physical, is_first)
     for variant, (args, kwargs) in check.forms():
         try:
-            seed_torch(0, parts.device)
+            seed_torch(0, private._device)
             losses = _combined(call.module(*args, **kwargs), len(variant.rows))
         finally:
             check.stop()
@@ -138,7 +135,7 @@ class ForeignLoop:
         self.private, self.reduction = private, reduction
         private._issuer.checks_calls = checks == "model"
         self._to_check: list[Call] = []
-        self._calls = CutCalls(private._parts.parameters, self._on_call)
+        self._calls = CutCalls(private._parameters, self._on_call)
         self._calls.attach(private.model)
         private._issuer.fewest = 2  # a model that drops dimensions of 1 fails on a single record
         self._mode: LossMode | None = None
@@ -146,7 +143,7 @@ class ForeignLoop:
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.
         self._guards: list[Any] = [
             p.register_post_accumulate_grad_hook(self._drop)  # type: ignore[no-untyped-call]
-            for p in private._parts.parameters
+            for p in private._parameters
         ]
         self._leaked, self._is_ours = False, False
 
@@ -329,7 +326,7 @@ class ForeignLoop:
         private = self.private
         assert private._issued is not None
         private._turns.turn = "broken"
-        check_calls(private._parts, private._issued, calls, private._issuer.checks_made == 1)
+        check_calls(private, private._issued, calls, private._issuer.checks_made == 1)
         private._turns.turn = "step"
 
     @property

@@ -19,9 +19,10 @@ from ..errors import CallOrderError, InputError, RunError
 from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning import plan as make_plan
-from ..training import Performance, Private, make_private
+from ..training import Performance, Private, Records, RunFolder, make_private
 from . import model_losses, training_arguments
-from .steps import Records, StepOptimizer, Steps, Tickets, budgets_in, zero
+from .steps import Records as IndexedRecords
+from .steps import StepOptimizer, Steps, Tickets, budgets_in, zero
 
 #: What the Trainer logs of the training records without noise.
 PRIVATE_LOGS = ("loss", "train_loss")
@@ -187,19 +188,16 @@ class PrivateTrainer(Trainer):
         schedule = super().create_scheduler(max_steps, optimizer)
         data, collate = self._data_and_collator()
         assert self.model is not None
+        metadata = {"training": {"label_smoothing": self.args.label_smoothing_factor}}
         self.private = make_private(
             self.model,
             optimizer,
-            data,
+            Records(data, collate, **self._of_persons),
             self.plan,
             budgets=self.budgets,
-            run_dir=self.private_dir,
-            performance=self._performance,
+            run_dir=RunFolder(self.private_dir, self._resumes, metadata=metadata),
             seed=self._private_seed,
-            resume=self._resumes,
-            collate_fn=collate,
-            metadata={"training": {"label_smoothing": self.args.label_smoothing_factor}},
-            **self._of_persons,
+            performance=self._performance,
         )
         self.private.register_for_checkpointing(schedule=schedule)
         self._steps = Steps(self.private, schedule, self._losses)
@@ -207,12 +205,12 @@ class PrivateTrainer(Trainer):
 
     def _data_and_collator(self) -> tuple[Any, Any]:
         if hasattr(self.train_dataset, "column_names"):
-            return Records(self._remove_unused_columns(self.train_dataset, "training")), self.data_collator
+            return IndexedRecords(self._remove_unused_columns(self.train_dataset, "training")), self.data_collator
         collate: Any = self._get_collator_with_removed_columns(self.data_collator, "training")
         if collate is not self.data_collator:
             given = self.data_collator
             collate.__qualname__ = getattr(given, "__qualname__", type(given).__name__)  # the name in messages
-        return Records(self.train_dataset), collate
+        return IndexedRecords(self.train_dataset), collate
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         """The schedule, of which there is one in a run."""

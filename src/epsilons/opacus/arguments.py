@@ -22,7 +22,7 @@ from ..errors import BudgetError, CallOrderError, DataError, EpsilonsWarning, In
 from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Phase, Plan, Recipe, plan
 from ..training import Performance
-from ..training.private_setup import draws_of, without_loader
+from ..training.arguments import as_records, draws_of
 from .loader import PrivateLoader
 from .wrappers import PrivateModule, PrivateOptimizer
 
@@ -151,7 +151,7 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "The data loader has an IterableDataset. Each record is drawn by its own coin, which needs a map-style "
             "data set, with __len__ and __getitem__."
         )
-    without_loader(loader, Performance(), None)
+    as_records(loader)
 
 
 # -- Plans from the arguments of Opacus: q = 1 / number of batches, steps = epochs times number of batches

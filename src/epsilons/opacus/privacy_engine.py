@@ -20,7 +20,7 @@ from ..ledger.plan_folder import PlanFolder
 from ..models import model_checks
 from ..planning import Plan
 from ..training import Performance, Private, make_private
-from ..training.private_setup import draws_of, without_loader
+from ..training.arguments import Randomness, Records, RunFolder, as_records, draws_of
 from . import accountant, arguments
 from .accountant import Accountant
 from .arguments import Request
@@ -193,24 +193,22 @@ class PrivacyEngine:
     ) -> Made:
         model, optimizer, loader = request.model, request.plain_optimizer, request.loader
         persons, rows = arguments.persons_in(budgets), given or {"rows_per_person": 1, "views": 1}
-        data, performance, collate = without_loader(loader, Performance(), None)
+        read, performance = as_records(loader)
+        data = read.data
         self.accountant.begin(has_budgets)
         private = make_private(
             model,
             optimizer,
-            data if type(data) is TensorDataset else _Records(data),
+            Records(data if type(data) is TensorDataset else _Records(data), read.collate_fn, **rows),
             plan,
             budgets=budgets,
-            run_dir=request.run_dir,
+            run_dir=RunFolder(
+                request.run_dir, request.resume, metadata={"training": {"loss_reduction": request.loss_reduction}}
+            ),
+            seed=Randomness("secure" if self.secure_mode else "philox", request.seed),
             # A draw is one batch, as in Opacus, unless the caller or BatchMemoryManager says otherwise.
             performance=request.performance
             or replace(performance, max_physical_batch=_largest(len(data), persons, rows)),
-            seed=request.seed,
-            randomness="secure" if self.secure_mode else "philox",
-            resume=request.resume,
-            collate_fn=collate,
-            metadata={"training": {"loss_reduction": request.loss_reduction}},
-            **rows,
         )
         try:
             loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before

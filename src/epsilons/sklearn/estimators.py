@@ -26,7 +26,7 @@ from ..core.disclosure import has_small_cells, how_many
 from ..errors import EpsilonsWarning, InputError
 from ..ledger.plan_folder import PlanFolder
 from ..planning import Plan, Recipe, plan
-from ..training import fit
+from ..training import Training, fit
 from ..training.checkpoints import same_generators
 from . import inputs
 from .inputs import MakeModule, UnusableDataError
@@ -151,11 +151,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 columns,
                 given.for_subset() if isinstance(given, PlanFolder) else given,  # a fold, or all of the records
                 budgets=budgets,
-                loss=loss,
-                lr=self.lr,
+                training=Training(loss, lr=self.lr, device="cpu", progress=False),
                 seed=seed,
-                device="cpu",
-                progress=False,
             )
         module.zero_grad(set_to_none=True)
         self.module_ = module.eval()

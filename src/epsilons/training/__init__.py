@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..clipping import ENGINES
 from ..clipping.engine import Engine, NonFiniteGradientError, clip_factors
 from ..models.mending import mend
+from .arguments import Randomness, Records, RunFolder
 from .distributed import Ranks
 from .fitting.evaluation import EvalData
-from .fitting.fit_loop import fit
+from .fitting.fit_loop import Training, fit
 from .performance import Performance
 from .private import Private
 from .private_setup import make_private
@@ -19,7 +20,11 @@ __all__ = [
     "NonFiniteGradientError",
     "Performance",
     "Private",
+    "Randomness",
     "Ranks",
+    "Records",
+    "RunFolder",
+    "Training",
     "clip_factors",
     "fit",
     "make_private",

@@ -8,29 +8,29 @@ computed in another way for them. Without persons, each record is a person of it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..clipping import NonFiniteGradientError
+from ..clipping import Engine, NonFiniteGradientError
 from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
-from ..draws.persons_rows import Readings
+from ..draws.persons_rows import Persons, Readings
 from ..draws.randomness import Randomness
 from ..independence import data_sets, messages
 from ..independence.check import IndependenceCheck, Numbers, is_due, numbers_in
 from ..independence.fixed_draws import Variant
 from ..independence.states import Free, Mixed
 from ..independence.watch import OperatorWatch
+from ..planning import Plan
 from . import checkpoints
-from .datasets import PhysicalBatch
-from .parts import Parts
+from .datasets import PhysicalBatch, Source
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
@@ -77,8 +77,17 @@ class Issuer:
     fewest         number of records in a checked batch, at least, if the physical batch has several
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._source, self._device = parts, parts.source, parts.device
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        source: Source,
+        persons: Persons,
+        left_out: Callable[[int, int], npt.NDArray[np.int64]],
+    ) -> None:
+        self._model, self._parameters, self._device = model, parameters, parameters[0].device
+        self._source, self._persons, self._who_left = source, persons, left_out
+        self._largest = 1
         self._check: IndependenceCheck | None = None
         self._check_is_due, self._poor_checks = True, POOR_CHECKS
         self._modes: Hashable = None  # of the model's modules at the start of the draw
@@ -105,8 +114,11 @@ class Issuer:
         self._modes = modes
         self._watches, self._earlier, self._numbers = False, [], {}
 
-    def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
-        """Every batch that the loop must process for this physical batch."""
+    def issue(
+        self, physical: PhysicalBatch, batch: Any, randomness: Randomness, largest: int
+    ) -> Iterator[tuple[Issued, Any]]:
+        """Every batch that the loop must process for this physical batch; none has more than so many rows."""
+        self._largest = largest
         indices, count = physical.indices, len(physical.indices)
         self.calls_are_due = False
         # The first time that records of different sizes meet, one may be padded to another's length.
@@ -118,7 +130,7 @@ class Issuer:
             self._watches = not self.checks_calls
             self.checks_made += not is_poor
             self._poor_checks -= is_poor
-            if not is_poor or self._parts.largest == 1:
+            if not is_poor or largest == 1:
                 self._check_is_due = False
                 self._modes_checked.add(self._modes)
         masked = self._left_out(physical)
@@ -135,9 +147,9 @@ class Issuer:
         self._watch = watch = OperatorWatch(records, is_check=False)
         own = batches.tensors(batch)
         axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
-        watch.begin(axes, [*self._parts.model.parameters(), *self._parts.model.buffers()], self._earlier)
+        watch.begin(axes, [*self._model.parameters(), *self._model.buffers()], self._earlier)
         self._earlier = own
-        now = numbers_in(self._parts.model)
+        now = numbers_in(self._model)
         self._moving |= {key: value for key, value in self._numbers.items() if now.get(key, value) != value}
         return watch
 
@@ -145,7 +157,7 @@ class Issuer:
         """Raise BatchDependenceError if losses to train on come from another batch than the one that was issued."""
         if self._watch is not None:
             watched, self._watch = self._watch.of(losses), None
-            self._numbers = numbers_in(self._parts.model)
+            self._numbers = numbers_in(self._model)
             is_free = isinstance(watched.losses, Free) and watched.is_seen and self._shows_records
             if isinstance(watched.losses, Mixed) or is_free:
                 raise messages.other_batch()
@@ -182,22 +194,10 @@ class Issuer:
     def _checks(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
-        count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
         self._inspect(gathered, physical, batch, randomness)
-        most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
-        check = IndependenceCheck(
-            gathered,
-            count,
-            most,
-            physical.step,
-            self._parts.model,
-            self._parts.parameters,
-            is_first,
-            self.fewest,
-            self._moving,
-        )
-        self._check = check
+        is_first = self.checks_made == 0
+        self._check = check = self.new_check(gathered, physical, is_first, self.fewest, self._moving)
         for variant, part in check.forms():
             if self.checks_calls:
                 check.stop()  # only what the collate function does is compared
@@ -209,9 +209,24 @@ class Issuer:
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
+    def new_check(
+        self,
+        gathered: Gathered,
+        physical: PhysicalBatch,
+        is_first: bool,
+        fewest: int = 1,
+        moving: Numbers | None = None,
+    ) -> IndependenceCheck:
+        """A check of these records, in forms of at most as many rows as a physical batch may have."""
+        most = min(self._largest, len(self._source) * self._persons.views)
+        count, model, parameters = len(physical.indices), self._model, self._parameters
+        return IndependenceCheck(
+            gathered, count, most, physical.step, model, parameters, is_first, fewest, moving or {}
+        )
+
     def _inspect(self, gathered: Gathered, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> None:
         """Refuse a data set or a collate function that does not give these records, and nothing else, again."""
-        cause = self._source.inspect(physical, randomness, self._parts.persons.person)
+        cause = self._source.inspect(physical, randomness, self._persons.person)
         places = range(len(physical.indices))
         again, before = gathered.batch(places), batches.copied(batch)
         self._repeats = data_sets.is_alike(again, gathered.batch(places))
@@ -258,7 +273,7 @@ class Issuer:
 
         They are left out after the draw, so that no other person's coin and no noise changes.
         """
-        people = self._parts.ledger.left_out(physical.phase, physical.step)
+        people = self._who_left(physical.phase, physical.step)
         return tuple(np.flatnonzero(np.isin(physical.readings.persons, people)).tolist()) if len(people) else ()
 
     def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
@@ -274,9 +289,18 @@ class Issuer:
 class Clipper:
     """The engine, with the clip norm and the weight of each person; without persons, of each record."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._engine = parts, parts.engine
-        self._engine.attach(parts.model, parts.parameters)
+    def __init__(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        plan: Plan,
+        group: npt.NDArray[np.int64],
+        relaid: Sequence[nn.Module],
+    ) -> None:
+        self._engine, self._plan, self._group, self._relaid = engine, plan, group, relaid
+        self._device = parameters[0].device
+        engine.attach(model, parameters)
 
     def begin(self, issued: Issued) -> None:
         """Before the forward pass."""
@@ -290,14 +314,14 @@ class Clipper:
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""
-        phase = self._parts.plan.phases[issued.physical.phase]
-        group = self._parts.group[issued.readings.persons]
+        phase = self._plan.phases[issued.physical.phase]
+        group = self._group[issued.readings.persons]
         weight = phase.weight[group]
         weight[list(issued.masked)] = 0.0
-        device = self._parts.device
-        return torch.from_numpy(phase.clip_norm[group]).to(device), torch.from_numpy(weight).to(device)
+        clip_norm = phase.clip_norm[group]
+        return torch.from_numpy(clip_norm).to(self._device), torch.from_numpy(weight).to(self._device)
 
     def detach(self) -> None:
         """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
-        lay_out(self._parts.relaid, torch.contiguous_format)
+        lay_out(self._relaid, torch.contiguous_format)

@@ -21,8 +21,8 @@ from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
-from .distributed import as_integers, check_sum, hash_of
-from .parts import Parts
+from .distributed import Ranks, as_integers, check_sum, hash_of
+from .turns import Position
 
 # -- Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`
 
@@ -124,17 +124,25 @@ SCALING = "_step_supports_amp_scaling"
 class NoisyUpdate:
     """The updates of one run."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._model, self._parameters = parts, parts.model, parts.parameters
-        self._trained = model_checks.Trained.of(parts.parameters, parts.model)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        position: Position,
+        ranks: Ranks,
+    ) -> None:
+        self._model, self._optimizer, self._parameters = model, optimizer, parameters
+        self._position, self._ledger, self._ranks = position, position.ledger, ranks
+        self._trained = model_checks.Trained.of(parameters, model)
         self._contents: Contents | None = None  # of parameters and buffers after the last update
         self._versions: list[tuple[int, int]] = []  # of parameters and buffers at the start of the draw
         self._is_stepping = False
-        self._guard = parts.optimizer.register_step_pre_hook(
+        self._guard = optimizer.register_step_pre_hook(
             lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
-        self._was_scaling = vars(parts.optimizer).get(SCALING) is True
-        vars(parts.optimizer)[SCALING] = model_checks.NoScaler()
+        self._was_scaling = vars(optimizer).get(SCALING) is True
+        vars(optimizer)[SCALING] = model_checks.NoScaler()
         self._sum: list[Tensor] = []  # empty before the first physical batch of a draw
 
     @property
@@ -166,14 +174,14 @@ class NoisyUpdate:
         It is made in place of the sum, which is gone after this call. Rank 0 adds up only after its charge is durable,
         and so do all ranks.
         """
-        at, ranks = self._parts.position, self._parts.ranks
+        at, ranks = self._position, self._ranks
         if ranks.is_distributed:
             step = {"the step": (at.phase, at.step)}
             ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
         phase = at.plan.phases[at.phase]
         sizes = [p.numel() for p in self._parameters]
         values = randomness.noise(at.phase, at.step, sum(sizes), torch.get_num_threads())
-        noise = torch.from_numpy(values).to(self._parts.device)
+        noise = torch.from_numpy(values).to(self._parameters[0].device)
         noise *= phase.noise_std
         average = []
         for p, total, part in zip(self._parameters, self.sum, torch.split(noise, sizes), strict=True):
@@ -186,7 +194,7 @@ class NoisyUpdate:
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
-        at, ledger, ranks = self._parts.position, self._parts.ledger, self._parts.ranks
+        at, ledger, ranks = self._position, self._ledger, self._ranks
         digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
@@ -195,7 +203,7 @@ class NoisyUpdate:
 
     def apply(self, update: Sequence[Tensor]) -> None:
         """Let the optimizer apply the update. What its hooks write to the model is not part of it, and is refused."""
-        optimizer = self._parts.optimizer
+        optimizer = self._optimizer
         before = _global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
         after = optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks
         for p, gradient in zip(self._parameters, update, strict=True):
@@ -218,7 +226,7 @@ class NoisyUpdate:
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
         return {
-            "what was charged": self._parts.ledger.charged,
+            "what was charged": self._ledger.charged,
             "the key": randomness.commitment.encode(),
             "the parameters' values": str(check_sum(self._parameters)).encode(),
         }
@@ -227,7 +235,7 @@ class NoisyUpdate:
 
     def check_trained(self) -> None:
         """Refuse other trained parameters than at the start."""
-        self._trained.check(self._parts.optimizer, self._model)
+        self._trained.check(self._optimizer, self._model)
 
     def note_contents(self) -> None:
         """Before the first draw: what is in the model now was there before training."""
@@ -264,9 +272,9 @@ class NoisyUpdate:
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""
         self._guard.remove()
-        vars(self._parts.optimizer).pop(SCALING, None)
+        vars(self._optimizer).pop(SCALING, None)
         if self._was_scaling:
-            vars(self._parts.optimizer)[SCALING] = True
+            vars(self._optimizer)[SCALING] = True
 
 
 def _call(hooks: Sequence[Hooks], optimizer: torch.optim.Optimizer) -> None:

@@ -5,27 +5,104 @@ Nothing is charged here. A claim is durable before the ledger exists, and so bef
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..budgets.budgets import Budgets
+from ..clipping import Engine
 from ..core.files import FolderLock
+from ..draws.persons_rows import Persons
 from ..draws.randomness import Randomness
 from ..errors import DataError, LedgerError, RegistryError, RunError
 from ..ledger import plan_folder
 from ..ledger.ledger import Ledger
-from ..ledger.plan_folder import Slot
+from ..ledger.plan_folder import PlanFolder, Slot
 from ..ledger.run_folder import RunFolder
 from ..planning import Plan
 from ..registry.registry import roster_digest
-from . import checkpoints, validation
+from . import arguments, checkpoints, validation
+from .arguments import Records
+from .datasets import Source
 from .distributed import Ranks
-from .parts import Inputs, Request
+from .performance import Decided, Performance
 
 #: Settings that a run may have, and no entry of the metadata may be called.
 OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What make_private or fit was asked for; has_classes: None if unknown.
+
+    is_whole_loop: True if the library runs the loop, and may set up the process.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    records: Records
+    plan: Plan
+    plan_folder: PlanFolder | None
+    budgets: Budgets
+    folder: arguments.RunFolder
+    randomness: arguments.Randomness
+    performance: Performance
+    has_classes: bool | None = None
+    is_whole_loop: bool = False
+
+    @property
+    def is_subset(self) -> bool:
+        """True if these are some of the plan's records."""
+        return self.plan_folder is not None and self.plan_folder.is_subset
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known once a request was checked.
+
+    performance   what was chosen
+    group         (persons,) each person's group in the plan; without persons, each record's
+    persons       whose rows are whose
+    largest       number of rows in a physical batch, at most
+    contents      fingerprint of the data; "" if nothing is compared with it
+    fingerprint   everything that may change a sum though key and state are the same
+    """
+
+    source: Source
+    performance: Decided
+    group: npt.NDArray[np.int64]
+    persons: Persons
+    randomness: Randomness
+    parameters: list[nn.Parameter]
+    engine: Engine
+    largest: int
+    contents: str
+    fingerprint: dict[str, Any]
+
+    def budgets_of(self, plan: Plan) -> tuple[bytes, bytes]:
+        """Epsilon and delta of every record, in order, as bytes."""
+        return plan.epsilons[self.group].tobytes(), plan.delta[self.group].tobytes()
+
+    @property
+    def roster(self) -> str:
+        """A hash of the groups of all persons; without persons, of all records. Whose rows are whose is no part of it.
+
+        It is in files of the run, and the number of a person's rows is private.
+        """
+        return hash_of_groups(self.group)
+
+
+def hash_of_groups(group: npt.NDArray[np.int64]) -> str:
+    """What run.json has of the groups of all persons, or of all records."""
+    return hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
 
 
 @dataclass
@@ -57,8 +134,8 @@ def open_run(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> No
     """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
     with ranks.collective("opening the run"):
         _check_reservation(request, inputs)
-        if ranks.is_main and request.run_dir is not None:
-            _open_folder(run, request.run_dir, request, inputs)
+        if ranks.is_main and request.folder.path is not None:
+            _open_folder(run, request.folder.path, request, inputs)
         elif ranks.is_main:
             slot = _claimed(request)
             run.randomness = _of_slot(run.randomness, slot)
@@ -70,7 +147,7 @@ def open_run(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> No
 
 def _check_reservation(request: Request, inputs: Inputs) -> None:
     """Raise RegistryError if a plan on accounts has no reservation, or one for another plan or other people."""
-    reservation, plan = request.reservation, request.plan
+    reservation, plan = request.folder.reservation, request.plan
     if reservation is None and plan.groups.starts is not None:
         raise RegistryError(
             "This plan was made on accounts of a registry, and its run must be charged there first. Pass "
@@ -85,25 +162,25 @@ def _check_reservation(request: Request, inputs: Inputs) -> None:
 def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: Inputs) -> None:
     plan = request.plan
     settings: dict[str, Any] = {
-        **_without(request.metadata or {}, OPTIONAL),  # first, so that no entry replaces a setting of the run
+        **_without(request.folder.metadata or {}, OPTIONAL),  # first, so that no entry replaces a setting of the run
         "performance": asdict(inputs.performance),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
         "guarantee": plan.guarantee_of_run(
             run.randomness.label,
-            validation.stated_text(request.metadata, "features"),
-            validation.stated_text(request.metadata, "person"),
+            validation.stated_text(request.folder.metadata, "features"),
+            validation.stated_text(request.folder.metadata, "person"),
             _registry(request),
         ),
     }
-    if request.budgets.unit == "person" or request.views > 1:  # public, whatever the rows are
-        settings |= {"rows_per_person": int(request.rows_per_person), "views": int(request.views)}
-    if request.reservation is not None:
-        settings["registry"] = request.reservation.settings
+    if request.budgets.unit == "person" or request.records.views > 1:  # public, whatever the rows are
+        settings |= {"rows_per_person": int(request.records.rows_per_person), "views": int(request.records.views)}
+    if request.folder.reservation is not None:
+        settings["registry"] = request.folder.reservation.settings
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
-    run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
+    run.is_resumed = request.folder.resume and RunFolder(Path(run_dir)).has_begun
     if run.is_resumed:
         folder = run.folder = _reopened(run_dir, plan, settings)
         ledger = run.ledger = Ledger.resume(plan, folder.ledger)
@@ -125,14 +202,14 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()
         run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
-    if request.reservation is not None:
-        run.ledger.tie(request.reservation)  # after the key is on disk, and before the first charge
+    if request.folder.reservation is not None:
+        run.ledger.tie(request.folder.reservation)  # after the key is on disk, and before the first charge
     if run.ledger.is_closed and folder.key.exists():
         folder.end()  # of a run that was killed after its ledger's last line
 
 
 def _registry(request: Request) -> str | None:
-    return None if request.reservation is None else request.reservation.registry.id
+    return None if request.folder.reservation is None else request.folder.reservation.registry.id
 
 
 def _check_lines(ledger: Ledger, state: Mapping[str, Any] | None) -> None:
@@ -162,7 +239,7 @@ def _check_persons(run_dir: str | Path, state: Mapping[str, Any] | None, inputs:
 def _claimed(request: Request) -> Slot | None:
     """The slot of a new run, claimed durably; None for a plan for one run without a folder. Raises RunError."""
     if request.plan_folder is not None:
-        return request.plan_folder.claim(request.run_dir)
+        return request.plan_folder.claim(request.folder.path)
     if request.plan.runs > 1:
         raise RunError(
             f"This plan is for {request.plan.runs:,} runs together, and they must be counted. Keep it in a folder: "

@@ -10,27 +10,30 @@ Sums without noise stay in here and never reach p.grad, so no optimizer, schedul
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..clipping import NonFiniteGradientError
 from ..core import modules
 from ..core.disclosure import has_small_cells
 from ..core.modules import check_graph
-from ..draws.persons_rows import Draws
+from ..draws.persons_rows import Draws, check_size
 from ..errors import CallOrderError, EpsilonsError, InputError
 from ..models import model_checks
 from . import validation
 from .checkpoints import Stateful
-from .datasets import seed_torch
+from .datasets import PhysicalBatch, seed_torch
+from .distributed import Ranks
 from .microbatches import Clipper, Issued, Issuer
 from .noisy_update import NoisyUpdate
-from .parts import EMPTY_DRAW, Parts, Turns, by_draw, by_part
+from .opening import Inputs, OpenRun, Request
+from .performance import Performance
 from .resume import Checkpointer
+from .turns import EMPTY_DRAW, Position, Turns, by_draw, by_part
 from .within_draws import Modes, Settings
 
 
@@ -43,18 +46,28 @@ class Private:
     ranks                    this process among those that train together
     """
 
-    def __init__(self, parts: Parts, draws: Draws) -> None:
-        self.model, self.optimizer, self.plan = parts.model, parts.optimizer, parts.plan
-        self.ledger, self.folder, self.ranks = parts.ledger, parts.folder, parts.ranks
-        self._parts, self._position, self._draws = parts, parts.position, draws
-        self._issuer, self._checkpointer, self._turns = Issuer(parts), Checkpointer(parts), Turns(parts.position)
+    def __init__(
+        self, request: Request, inputs: Inputs, run: OpenRun, ranks: Ranks, relaid: Sequence[nn.Module] = ()
+    ) -> None:
+        model, optimizer, plan, ledger = request.model, request.optimizer, request.plan, run.ledger
+        assert ledger is not None
+        self.model, self.optimizer, self.plan, self.ledger = model, optimizer, plan, ledger
+        self.folder, self.ranks, self._lock, self._relaid = run.folder, ranks, run.lock, relaid
+        self._source, self._persons, self._largest = inputs.source, inputs.persons, inputs.largest
+        self._parameters, self._device = inputs.parameters, inputs.parameters[0].device
+        self._position = position = Position(plan, ledger)
+        self._draws, self._turns = Draws(plan, inputs.group, run.randomness), Turns(position)
+        self._issuer = Issuer(model, inputs.parameters, inputs.source, inputs.persons, ledger.left_out)
+        self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks)
         self._issued: Issued | None = None
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
-        self._clipper = Clipper(parts)
-        self._noisy_update = NoisyUpdate(parts)  # last, because these add hooks to the optimizer and the model
-        self._settings = Settings(parts, self._checkpointer.registered, self._noisy_update.check_trained)
-        self._modes = Modes(parts.model, self._turns)
+        self._clipper = Clipper(inputs.engine, model, inputs.parameters, plan, inputs.group, relaid)
+        # last, because these add hooks to the optimizer and the model
+        self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks)
+        registered, check_trained = self._checkpointer.registered, self._noisy_update.check_trained
+        self._settings = Settings(optimizer, plan, ranks.size, registered, check_trained)
+        self._modes = Modes(model, self._turns)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -106,11 +119,13 @@ class Private:
     @property
     def max_physical_batch(self) -> int:
         """How many rows are computed at once, at most. It may be set; draws read in advance keep the former one."""
-        return self._parts.largest
+        return self._largest
 
     @max_physical_batch.setter
     def max_physical_batch(self, records: int) -> None:
-        self._parts.set_largest(records)
+        Performance(max_physical_batch=records)  # raises
+        check_size(self._persons, records)
+        self._largest = records
 
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
         """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty if some group is too small.
@@ -155,8 +170,7 @@ class Private:
         """The batches until the end, a stop, or a new key, under which other records are drawn."""
         self._restarted = False
         at, randomness = self._position, self._draws.randomness
-        remaining = self._parts.remaining(self._draws)
-        for physical, batch in self._parts.source.stream(remaining, self._parts.device, randomness):
+        for physical, batch in self._source.stream(self._physical_batches(), self._device, randomness):
             self._turns.check_latest(loop, (physical.phase, physical.step) == (at.phase, at.step))
             if physical.number == 0 and not self._begin_draw():
                 return
@@ -165,12 +179,32 @@ class Private:
                 yield EMPTY_DRAW
                 self._turns.check_batch_is_done(loop)
             else:
-                for issued, part in self._issuer.issue(physical, batch, self._draws.randomness):
+                for issued, part in self._issuer.issue(physical, batch, self._draws.randomness, self._largest):
                     yield self._issue(issued, part)
                     self._turns.check_batch_is_done(loop)
                     self._settings.compare()
             if self._restarted:
                 return
+
+    def _physical_batches(self) -> Iterator[PhysicalBatch]:
+        """Every physical batch of this rank from the current position on."""
+        at, draws = self._position, self._draws
+        for phase in range(at.phase, len(self.plan.phases)):
+            first = at.step if phase == at.phase else 0
+            for step in range(first, self.ledger.end(phase)):
+                drawn = self.ranks.part(self._persons.with_rows(draws.at(phase, step)))
+                readings = self._persons.readings(drawn, draws.randomness, phase, step)
+                parts = readings.batches(self._largest) or [readings]
+                for number, part in enumerate(parts):
+                    yield PhysicalBatch(phase, step, number, len(parts), part)
+
+    def _charge(self) -> None:
+        """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""
+        phase, step = self._position.phase, self._position.step
+        leavers = self.ledger.leavers(phase, step)
+        if self.ranks.is_distributed and "registry" in self.ledger.rests_on:
+            leavers = self.ranks.broadcast(leavers)  # rank 0 alone has the reservation
+        self.ledger.charge(phase, step, leavers)
 
     def _begin_draw(self) -> bool:
         """Charge the next draw. False if no further draw is to be made."""
@@ -182,7 +216,7 @@ class Private:
         if self._turns.is_stopped:
             return False
         self._checkpointer.note_start()
-        self._parts.charge()
+        self._charge()
         self._noisy_update.begin_sum()
         self._settings.begin_draw(self._position.step)
         self._issuer.begin_draw(self._position.step, self._modes.begin_draw())
@@ -200,7 +234,7 @@ class Private:
         alone = -1 if self._is_check or issued.is_whole else int(issued.readings.persons[0])
         number = self.ranks.number(physical.number)
         seed = self._draws.randomness.seed("torch", physical.phase, physical.step, number, alone)
-        seed_torch(seed, self._parts.device)
+        seed_torch(seed, self._device)
         return batch
 
     def backward(self, losses: Tensor) -> None:
@@ -350,7 +384,12 @@ class Private:
                 self.ledger.close()
                 if self.folder:
                     self.folder.end()
-        self._parts.release()
+        self._release()
+
+    def _release(self) -> None:
+        """Let other processes use the folder."""
+        if self._lock:
+            self._lock.release()
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""
@@ -389,13 +428,13 @@ class Private:
                 self._checkpointer.forget()
                 self.ledger.suspend()
             finally:
-                self._parts.release()
+                self._release()
 
     def __enter__(self) -> Private:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        modules.note(error, self._parts.relaid)
+        modules.note(error, self._relaid)
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -18,11 +18,13 @@ from ..clipping import Ghost
 from ..core.modules import tensors_of
 from ..draws.persons_rows import Draws
 from ..errors import RunError
+from ..ledger.run_folder import RunFolder
 from ..models import model_checks
 from . import checkpoints
 from .checkpoints import Stateful
-from .distributed import check_sum
-from .parts import Parts
+from .distributed import Ranks, check_sum
+from .opening import Inputs, Request
+from .turns import Position
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")
@@ -45,8 +47,12 @@ class Checkpointer:
     registered   what the caller registered for checkpointing, by name
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._ledger, self._position = parts, parts.ledger, parts.position
+    def __init__(
+        self, request: Request, inputs: Inputs, folder: RunFolder | None, position: Position, ranks: Ranks
+    ) -> None:
+        self._model, self._optimizer, self._every = request.model, request.optimizer, request.folder.checkpoint_every
+        self._parameters, self._engine, self._fingerprint = inputs.parameters, inputs.engine, inputs.fingerprint
+        self._folder, self._ledger, self._position, self._ranks = folder, position.ledger, position, ranks
         self.registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
@@ -78,10 +84,10 @@ class Checkpointer:
             "step": at.step,
             "updates": at.updates,
             "epoch": self._ledger.epoch,
-            "fingerprint": dict(self._parts.fingerprint),
-            "model": checkpoints.of_model(self._parts.model),
-            "parameters": [p.detach() for p in self._parts.parameters],
-            "optimizer": self._parts.optimizer.state_dict(),
+            "fingerprint": dict(self._fingerprint),
+            "model": checkpoints.of_model(self._model),
+            "parameters": [p.detach() for p in self._parameters],
+            "optimizer": self._optimizer.state_dict(),
             "kept": self._kept(),
             "generators": generators,
             "fell_back": fell_back,
@@ -89,21 +95,21 @@ class Checkpointer:
 
     @property
     def _fell_back(self) -> bool:
-        return isinstance(self._parts.engine, Ghost) and not self._parts.engine.is_proven
+        return isinstance(self._engine, Ghost) and not self._engine.is_proven
 
     # -- saving ----------------------------------------------------------------------------------------
 
     @property
     def is_saved(self) -> bool:
         """True if there is nothing to save: no folder, or a checkpoint after the last update."""
-        return self._parts.folder is None or self._saved == self._position.updates
+        return self._folder is None or self._saved == self._position.updates
 
     @property
     def is_due(self) -> bool:
-        if self._parts.folder is None or self._saved < 0:
-            return self._parts.folder is not None
-        if self._parts.checkpoint_every is not None:
-            return self._position.updates - self._saved >= self._parts.checkpoint_every
+        if self._folder is None or self._saved < 0:
+            return self._folder is not None
+        if self._every is not None:
+            return self._position.updates - self._saved >= self._every
         return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
 
     def save(self) -> None:
@@ -111,16 +117,16 @@ class Checkpointer:
         self._save(self._state(self._generators or checkpoints.of_generators(), self._fell_back))
 
     def _save(self, state: dict[str, Any]) -> None:
-        assert self._parts.folder is not None
+        assert self._folder is not None
         self._ledger.sync()  # the line that the checkpoint names is durable before it
         self._line = self._ledger.last_line
-        checkpoints.save(self._parts.folder.checkpoints, {**state, "ledger": self._line})
+        checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line})
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
     def note_start(self) -> None:
         """A draw begins."""
-        if self._parts.folder is not None:
-            marks = self._marks(self._parts.optimizer.state_dict(), self._kept())
+        if self._folder is not None:
+            marks = self._marks(self._optimizer.state_dict(), self._kept())
             self._start = _Start(checkpoints.of_generators(), self._fell_back, marks)
         self._before = None
 
@@ -161,7 +167,7 @@ class Checkpointer:
 
     def _marks(self, optimizer: Mapping[str, Any], kept: Mapping[str, Any]) -> list[Any]:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""
-        tensors = (*self._parts.parameters, *tensors_of(self._parts.model))
+        tensors = (*self._parameters, *tensors_of(self._model))
         return [
             [(id(tensor), tensor._version) for tensor in tensors],
             checkpoints.marks(optimizer),
@@ -174,8 +180,8 @@ class Checkpointer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
         with checkpoints.restoring("The checkpoint cannot be restored"), torch.no_grad():
-            checkpoints.into_model(self._parts.model, state["model"])
-            for p, value in zip(self._parts.parameters, state["parameters"], strict=True):
+            checkpoints.into_model(self._model, state["model"])
+            for p, value in zip(self._parameters, state["parameters"], strict=True):
                 p.copy_(value)
             self._restore_optimizer(state)
             at = self._position
@@ -183,15 +189,15 @@ class Checkpointer:
             self._saved = at.updates
             self._unclaimed = dict(state["kept"])
             self._generators = state["generators"]
-        if state.get("fell_back") and isinstance(self._parts.engine, Ghost):
-            self._parts.engine.fall_back()
+        if state.get("fell_back") and isinstance(self._engine, Ghost):
+            self._engine.fall_back()
 
     def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
         """If the optimizer was built with other settings than before, these are kept."""
-        optimizer = self._parts.optimizer
+        optimizer = self._optimizer
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
-        if state["fingerprint"].get("optimizer") != self._parts.fingerprint["optimizer"]:
+        if state["fingerprint"].get("optimizer") != self._fingerprint["optimizer"]:
             for group, given in zip(optimizer.param_groups, settings, strict=True):
                 group.update(given)
 
@@ -206,16 +212,16 @@ class Checkpointer:
         """True if the run can go on from this state under the same key: nothing that may change a sum is different."""
         if state is None:  # interrupted before its first checkpoint, and so before its first draw
             return self._ledger.is_untouched
-        return bool(state.get("fingerprint") == self._parts.fingerprint) and state.get("epoch") == self._ledger.epoch
+        return bool(state.get("fingerprint") == self._fingerprint) and state.get("epoch") == self._ledger.epoch
 
     def new_epoch(self, draws: Draws) -> Draws:
         """Draws under another key from this step on: what was reserved stays charged, later steps are charged again."""
-        history = f"{self._ledger.last_line} {dict(self._parts.fingerprint)}"
-        randomness = self._parts.ranks.broadcast(draws.randomness.renewed(self._ledger.epoch + 1, history))
+        history = f"{self._ledger.last_line} {dict(self._fingerprint)}"
+        randomness = self._ranks.broadcast(draws.randomness.renewed(self._ledger.epoch + 1, history))
         key_file = ""
-        if self._parts.folder:
-            self._parts.folder.write_key(randomness.key)
-            key_file = self._parts.folder.key_file()
+        if self._folder:
+            self._folder.write_key(randomness.key)
+            key_file = self._folder.key_file()
         at = self._position
         done = [phase.steps for phase in at.plan.phases[: at.phase]]
         later = [0] * (len(at.plan.phases) - at.phase - 1)

@@ -20,9 +20,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..core.modules import named_modules, tensors_of
 from ..errors import ModelError
 from ..independence.check import is_due
+from ..planning import Plan
 from . import checkpoints
 from .checkpoints import Stateful
-from .parts import Parts, Turns
+from .turns import Turns
 
 #: Up to this probability that some draw is empty, the body of a loop may do what must follow every update.
 NEGLIGIBLE = 1e-9
@@ -63,8 +64,15 @@ class Settings:
     follows_updates   True if `private.updates` was read since the last update
     """
 
-    def __init__(self, parts: Parts, registered: Mapping[str, Stateful], check_trained: Callable[[], None]) -> None:
-        self._parts, self._optimizer, self._check_trained = parts, parts.optimizer, check_trained
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        plan: Plan,
+        ranks: int,
+        registered: Mapping[str, Stateful],
+        check_trained: Callable[[], None],
+    ) -> None:
+        self._optimizer, self._plan, self._ranks, self._check_trained = optimizer, plan, ranks, check_trained
         self._registered, self._found = registered, dict[str, LRScheduler]()
         self._before: dict[_Key, Any] = {}  # at the start of the draw, or after its update; empty between draws
         self._is_in_body, self.follows_updates = False, False
@@ -102,7 +110,7 @@ class Settings:
             self._is_in_body, self._before = False, {}
 
     def _check_body(self, moved: list[_Key], before: Mapping[_Key, Any], now: Mapping[_Key, Any]) -> None:
-        if moved and chance_of_empty_draws(self._parts) > NEGLIGIBLE:
+        if moved and chance_of_empty_draws(self._plan, self._ranks) > NEGLIGIBLE:
             raise _refused(moved, _EMPTY)
         paces = {key: now[key][0] - before[key][0] for key in now if key[0] == "position" and key in before}
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
@@ -158,14 +166,14 @@ def _refused(moved: Iterable[_Key], why: str) -> ModelError:
     return ModelError(f"{', '.join(names[:3])} changed {why} {_ADVICE}")
 
 
-def chance_of_empty_draws(parts: Parts) -> float:
+def chance_of_empty_draws(plan: Plan, ranks: int) -> float:
     """An upper bound on the probability that in some draw of the plan some rank has no batch.
 
     Of fewer than n of X records: P(X < n) <= E exp(t (n - 1 - X)), for every t > 0.
     """
-    t, few, counts = 5.0, parts.ranks.size - 1, parts.plan.counts
-    empty = [np.prod((1 - phase.sample_rate * -math.expm1(-t)) ** counts) for phase in parts.plan.phases]
-    return math.exp(t * few) * sum(p.steps * float(q) for p, q in zip(parts.plan.phases, empty, strict=True))
+    t, few, counts = 5.0, ranks - 1, plan.counts
+    empty = [np.prod((1 - phase.sample_rate * -math.expm1(-t)) ** counts) for phase in plan.phases]
+    return math.exp(t * few) * sum(p.steps * float(q) for p, q in zip(plan.phases, empty, strict=True))
 
 
 #: The modes of all modules; and those modules that were called in another one, with all that they were called in.

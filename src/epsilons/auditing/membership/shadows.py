@@ -31,7 +31,7 @@ from ...draws.randomness import Randomness
 from ...errors import EpsilonsWarning, ModelError, Package, app_packages
 from ...planning import Plan, Recipe, plan
 from ...planning.plan_numbers import SHARES
-from ...training import Performance, fit
+from ...training import Performance, Training, arguments, fit
 from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer
 from ...training.validation import groups_of
@@ -185,12 +185,9 @@ def alone(setting: ShadowSetting, block: Block, member: BoolArray, progress: Sha
         (setting.inputs[included], setting.targets[included]),
         plan,
         budgets=setting.budgets.subset(included),
-        loss=setting.loss,
-        optimizer=setting.optimizer,
-        device=setting.device,
+        training=Training(loss=setting.loss, optimizer=setting.optimizer, device=setting.device, progress=False),
         performance=setting.performance,
-        key=setting.randomness(shadow).key,
-        progress=False,
+        seed=arguments.Randomness.with_key(setting.randomness(shadow).key),
         callbacks=[] if progress is None else [lambda private: progress(private.updates / plan.steps)],
     )
     return lambda inputs: model(inputs.to(setting.device))[None]

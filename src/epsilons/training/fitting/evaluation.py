@@ -134,6 +134,7 @@ class EvalData:
     classes  names of the classes, in the order of their indices
     groups   (records,) each record's group in the plan, -1 for unknown
     scale    how numbers to predict were scaled, so that errors are in their own unit; None if they were not
+    every    updates between evaluations; by default there is one at the end
 
     Raises DataError for data that cannot be read by index, InputError for a wrong number of groups.
     """
@@ -145,6 +146,7 @@ class EvalData:
     classes: Sequence[str] | None = None
     groups: npt.NDArray[np.int64] | None = None
     scale: Scale | None = None
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,12 +24,12 @@ from ...errors import DataError, EpsilonsError, InputError, RunError, app_packag
 from ...ledger import model_file, run_folder
 from ...ledger.account import read_account
 from ...ledger.plan_folder import PlanFolder, opened
-from ...ledger.run_folder import RunFolder, read_metrics
+from ...ledger.run_folder import read_metrics
 from ...models import model_checks, name_of
 from ...planning import Plan, display
-from ...registry import Reservation
 from .. import checkpoints, validation
-from ..parts import Request
+from ..arguments import Randomness, Records, RunFolder, as_folder, as_randomness, as_records
+from ..opening import Request
 from ..performance import Performance
 from ..private import Private
 from ..private_setup import set_up
@@ -125,8 +125,7 @@ class Run:
 
         Raises RunError if the folder holds no run or its files are damaged, LedgerError if its ledger was altered.
         """
-
-        folder = RunFolder(Path(path))
+        folder = run_folder.RunFolder(Path(path))
         if model_file.is_release(folder.path):
             raise RunError(
                 f"{path} is a release, which holds no plan and no ledger. Predict with: epsilons.Predictor.load("
@@ -178,64 +177,65 @@ class Run:
 Callback = Callable[[Private], None]
 
 
+@dataclass(frozen=True)
+class Training:
+    """How `fit` trains: what is neither privacy nor speed.
+
+    loss           a name in LOSSES, or a function (outputs, targets) -> (batch,)
+    optimizer      "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
+                   momentum are passed on if given), or a function parameters -> optimizer (which sets both)
+    scheduler      optimizer -> a scheduler of torch.optim.lr_scheduler, stepped after every update and checkpointed
+    class_weights  one number per class: the loss of each record is multiplied by that of its class, before clipping.
+                   Declare them; numbers that were counted in the data are not covered by the guarantee. For losses of
+                   classes by name
+    device         "auto" (a GPU if there is one), or any torch device
+    progress       live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it
+                   is live
+
+    >>> Training(lr=0.5).loss
+    'cross_entropy'
+    """
+
+    loss: str | Loss = "cross_entropy"
+    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    class_weights: Sequence[float] | None = None
+    device: str | torch.device = "auto"
+    progress: bool | None = None
+
+
 def fit(
     model: nn.Module,
-    dataset: Any,
+    data: Any,
     plan: Plan | PlanFolder,
     *,
     budgets: Budgets,
-    loss: str | Loss = "cross_entropy",
-    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
-    lr: float | None = None,
-    momentum: float | None = None,
-    eval_data: Any = None,
-    eval_every: int | None = None,
-    device: str | torch.device = "auto",
-    performance: Performance | None = None,
-    seed: int | None = None,
-    run_index: int = 0,
-    key: bytes | None = None,
-    randomness: str = "philox",
-    run_dir: str | Path | None = None,
-    resume: bool = False,
-    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    training: Training | None = None,
+    evaluation: Any = None,
     callbacks: Iterable[Callback] = (),
-    checkpoint_every: int | None = None,
-    progress: bool | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    persons: Any = None,
-    rows_per_person: int = 1,
-    views: int = 1,
-    class_weights: Sequence[float] | None = None,
-    reservation: Reservation | None = None,
+    run_dir: str | Path | RunFolder | None = None,
+    seed: int | Randomness | None = None,
+    performance: Performance | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
-    dataset     (inputs, targets) as tensors, arrays, or a DataFrame and a column, or a map-style data set of such pairs
-    loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
-    optimizer   "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
-                momentum are passed on if given), or a function parameters -> optimizer (which sets both)
-    eval_data   data to evaluate on at the end, and every `eval_every` updates: like `dataset`, or an EvalData that says
-                more about them. Metrics of private data are not covered by the guarantee
-    device      "auto" (a GPU if there is one), or any torch device
-    run_dir     a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
-    scheduler   optimizer -> a scheduler of torch.optim.lr_scheduler, stepped after every update and checkpointed
+    data        (inputs, targets) as tensors, arrays, or a DataFrame and a column, or a map-style data set of such
+                pairs; or Records of them
+    training    loss, optimizer and so on: see Training
+    evaluation  data to evaluate on at the end: like `data`, or an EvalData that says more about them. Metrics of
+                private data are not covered by the guarantee
     callbacks   called with the Private after every update. A callback that calls private.stop() ends training: the run
                 is finished, with what was charged until then. On resuming, a callback's state must follow from
                 private.updates (else use make_private and private.register_for_checkpointing)
-    progress    live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it is
-                live
-    metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
-                where its constants come from; "person" names the column of the persons' ids, or says "each row is one
+    run_dir     a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing. Of the
+                metadata of a RunFolder, "features" says in words what computed the inputs before training, and where
+                its constants come from; "person" names the column of the persons' ids, or says "each row is one
                 person". The guarantee repeats both. "provenance" lists what was read off the data (docs/predict.md);
                 [] says that nothing was
-    class_weights
-                one number per class: the loss of each record is multiplied by that of its class, before clipping.
-                Declare them; numbers that were counted in the data are not covered by the guarantee. For losses of
-                classes by name
 
-    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person, views and
-    reservation are as in `make_private`.
+    plan, seed and performance are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -246,56 +246,41 @@ def fit(
     >>> epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets).charged
     (2,)
     """
-    performance = performance or Performance()
+    how, folder = training or Training(), as_folder(run_dir)
+    loss, optimizer, metadata = how.loss, how.optimizer, folder.metadata
     compute = by_name(LOSSES, loss, "loss")
-    make = optimizer_maker(optimizer, lr, momentum)
-    held_out = eval_data if eval_data is None or isinstance(eval_data, EvalData) else EvalData(eval_data)
-    _check_data(model, dataset, loss, held_out, performance)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    make = optimizer_maker(optimizer, how.lr, how.momentum)
+    held_out = evaluation if evaluation is None or isinstance(evaluation, EvalData) else EvalData(evaluation)
+    dataset = data.data if isinstance(data, Records) else data
+    _check_data(model, dataset, loss, held_out, performance or Performance())
+    is_auto = how.device == "auto"
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if is_auto else how.device)
     model.to(where)
     updates = make(model.parameters())
     model_checks.check_optimizer(updates, model)
-    evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy", loss == "mse")
-    losses = Losses(compute, loss == "cross_entropy", checked_weights(class_weights, loss)).to(where)
-    settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
-    if class_weights is not None:
-        settings["training"]["class_weights"] = [float(weight) for weight in class_weights]
-    if metadata or run_dir is not None:
+    evaluated = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy", loss == "mse")
+    losses = Losses(compute, loss == "cross_entropy", checked_weights(how.class_weights, loss)).to(where)
+    settings = _settings(model, loss, optimizer, updates, how.scheduler, where) | _settings_of(held_out)
+    if how.class_weights is not None:
+        settings["training"]["class_weights"] = [float(weight) for weight in how.class_weights]
+    if metadata or folder.path is not None:
         stated_provenance(metadata)  # checked before a step is made
     for name in validation.STATED:
         if text := validation.stated_text(metadata, name):
             settings[name] = text
-    plan, plan_folder = opened(plan)
+    settings |= {"metadata": dict(metadata)} if metadata is not None else {}
+    records, performance = as_records(data, performance)
     request = Request(
-        model=model,
-        optimizer=updates,
-        dataset=dataset,
-        plan=plan,
-        plan_folder=plan_folder,
-        budgets=budgets,
-        performance=performance,
-        run_dir=run_dir,
-        seed=seed,
-        run_index=run_index,
-        key=key,
-        randomness=randomness,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        persons=persons,
-        rows_per_person=rows_per_person,
-        views=views,
-        reservation=reservation,
-        metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
-        is_whole_loop=True,
-        has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,
-    )
+        model, updates, records, *opened(plan), budgets, replace(folder, metadata=settings), as_randomness(seed),
+        performance, has_classes=loss in OF_CLASSES if isinstance(loss, str) else None, is_whole_loop=True,
+    )  # fmt: skip
     private = set_up(request)
-    evaluation.read_metrics(private)
+    evaluated.read_metrics(private)
     if private.ledger.durable and private.is_finished and private.updates == 0:
-        return _finished_before(private, evaluation)
-    _listen(private, scheduler, callbacks, evaluation, eval_every)
-    _train(private, losses, progress)
-    return _finished(private, evaluation, loss)
+        return _finished_before(private, evaluated)
+    _listen(private, how.scheduler, callbacks, evaluated)
+    _train(private, losses, how.progress)
+    return _finished(private, evaluated, loss)
 
 
 # -- before training ---------------------------------------------------------------------------------------------------
@@ -421,9 +406,9 @@ class _Evaluation:
         if private.folder:
             private.folder.append_metrics(row)
 
-    def after_update(self, private: Private, every: int | None) -> None:
-        step = private.updates
-        if self.held_out is not None and every and step % every == 0 and step < private.plan.steps:
+    def after_update(self, private: Private) -> None:
+        step, every = private.updates, self.held_out and self.held_out.every
+        if every and step % every == 0 and step < private.plan.steps:
             self.note(private)
             self._restore_modes()
 
@@ -440,7 +425,6 @@ def _listen(
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None,
     callbacks: Iterable[Callback],
     evaluation: _Evaluation,
-    every: int | None,
 ) -> None:
     """Register everything that follows an update; evaluation last, so that its checkpoint contains all the others."""
     if scheduler is not None:
@@ -449,7 +433,7 @@ def _listen(
         private.on_update(lambda _: schedule.step())
     for callback in callbacks:
         private.on_update(callback)
-    private.on_update(lambda private: evaluation.after_update(private, every))
+    private.on_update(evaluation.after_update)
 
 
 def _train(private: Private, losses: Losses, progress: bool | None) -> None:
