@@ -36,9 +36,15 @@ def main() -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run = epsilons.fit(
-            model, tuple(train), plan, budgets=budgets, lr=0.6, seed=0, run_dir=Path(folder) / "run",
-            eval_data=epsilons.EvalData(tuple(test), public=True),
-        )  # fmt: skip
+            model,
+            tuple(train),
+            plan,
+            budgets=budgets,
+            training=epsilons.Training(lr=0.6),
+            evaluation=epsilons.EvalData(tuple(test), public=True),
+            run_dir=Path(folder) / "run",
+            seed=0,
+        )
     seconds = time.perf_counter() - start
     print(f"{seconds:.0f} s, {1e3 * seconds / given.steps:.1f} ms a step, accuracy {run.metrics[-1]['accuracy']:.4f}")
 

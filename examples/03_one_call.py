@@ -19,7 +19,15 @@ plan = epsilons.plan(budgets, epsilons.Recipe(steps=60, batch_size=256, clip_nor
 with tempfile.TemporaryDirectory() as folder:
     run_dir = Path(folder) / "run"
     torch.manual_seed(0)
-    run = epsilons.fit(nn.Linear(64, 10), train, plan, budgets=budgets, lr=0.25, eval_data=test, run_dir=run_dir)
+    run = epsilons.fit(
+        nn.Linear(64, 10),
+        train,
+        plan,
+        budgets=budgets,
+        training=epsilons.Training(lr=0.25),
+        evaluation=test,
+        run_dir=run_dir,
+    )
     print(sorted(file.name for file in run_dir.iterdir()))
     print(run.metrics[-1])
     assert read_charges(run_dir / "ledger.jsonl", plan) == run.charged == (60,)

@@ -53,7 +53,13 @@ print(plan.summary())
 
 # One coin per patient; a drawn patient contributes the clipped gradient of the mean over up to 4 of their visits.
 by_patient = model()
-epsilons.fit(by_patient, (inputs, targets), plan, budgets=patients, rows_per_person=4, lr=1.0)
+epsilons.fit(
+    by_patient,
+    epsilons.Records((inputs, targets), rows_per_person=4),
+    plan,
+    budgets=patients,
+    training=epsilons.Training(lr=1.0),
+)
 print(f"patients, up to 4 visits in a draw: {accuracy(by_patient):.1%}")
 
 
@@ -73,8 +79,8 @@ class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 by_view = model()
 optimizer = torch.optim.SGD(by_view.parameters(), lr=1.0)
 with epsilons.make_private(
-    by_view, optimizer, Noisy(), plan, budgets=patients, rows_per_person=4, views=2
-) as private:  # fmt: skip
+    by_view, optimizer, epsilons.Records(Noisy(), rows_per_person=4, views=2), plan, budgets=patients
+) as private:
     for x, y in private.batches:
         private.backward(F.cross_entropy(by_view(x), y, reduction="none"))  # one loss per row and view
         private.step()
@@ -87,7 +93,7 @@ count = np.bincount(patients.person)[patients.person]
 rows = epsilons.Budgets(epsilon / count, DELTA / count)
 row_plan = epsilons.plan(rows, epsilons.Recipe(steps=STEPS, batch_size=250, clip_norm=1.0), accountant="rdp")
 by_row = model()
-epsilons.fit(by_row, (inputs, targets), row_plan, budgets=rows, lr=1.0)
+epsilons.fit(by_row, (inputs, targets), row_plan, budgets=rows, training=epsilons.Training(lr=1.0))
 print(f"visits, each with a share:          {accuracy(by_row):.1%}")
 
 assert TINY or accuracy(by_patient) > accuracy(by_row)

@@ -18,6 +18,7 @@ from torch import nn
 from epsilons import Budgets, Plan, Recipe, fit, plan
 from epsilons.cli.demo import SHARES, Digits
 from epsilons.draws.randomness import key_from_seed
+from epsilons.training import Randomness, Training
 
 FIRST_SEED = 100
 
@@ -33,10 +34,9 @@ def accuracy(plan: Plan, digits: Digits, lr: float, seeds: range) -> float:
             digits.train,
             plan,
             budgets=budgets,
-            lr=lr,
-            eval_data=digits.test,
-            key=key_from_seed(seed),
-            progress=False,
+            training=Training(lr=lr, progress=False),
+            evaluation=digits.test,
+            seed=Randomness.with_key(key_from_seed(seed)),
         )
         scores.append(run.metrics[-1]["accuracy"])
     return float(np.mean(scores))

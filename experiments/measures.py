@@ -104,7 +104,7 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, dev
         records,
         plan_of(settings, budgets),
         budgets=budgets,
-        key=key_from_seed(seed),
+        seed=epsilons.Randomness.with_key(key_from_seed(seed)),
         performance=epsilons.Performance(max_physical_batch=GPU_BATCH if device.type == "cuda" else "auto"),
     )
     batches = iter(private.batches)

@@ -68,19 +68,18 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         records,
         plan,
         budgets=budgets,
-        optimizer=settings.optimizer if isinstance(settings, TextSettings) else "sgd",
-        lr=settings.lr,
-        momentum=settings.momentum,
-        eval_data=EvalData(_tensors(test_data), public=True),
-        eval_every=math.ceil(plan.steps / settings.evaluations),
-        device="cuda" if gpu else "cpu",
-        performance=Performance(max_physical_batch=GPU_BATCH if gpu else "auto"),
-        key=key_from_seed(seed),  # the same coins for every method; a repeated cell gives the same numbers
-        run_dir=folder,
-        resume=True,
+        training=epsilons.Training(
+            optimizer=settings.optimizer if isinstance(settings, TextSettings) else "sgd",
+            lr=settings.lr,
+            momentum=settings.momentum,
+            device="cuda" if gpu else "cpu",
+            progress=False,
+        ),
+        evaluation=EvalData(_tensors(test_data), public=True, every=math.ceil(plan.steps / settings.evaluations)),
         callbacks=[progress, watch],
-        progress=False,
-        metadata=words,
+        run_dir=epsilons.RunFolder(folder, resume=True, metadata=words),
+        seed=epsilons.Randomness.with_key(key_from_seed(seed)),
+        performance=Performance(max_physical_batch=GPU_BATCH if gpu else "auto"),
     )
     seconds = time.perf_counter() - started
     groups = watch.scores()

@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
 from tests import program
+from tests.options import fit_flat, make_flat
 
 RECORDED = Path(__file__).resolve().parent / "golden" / "bits.json"
 KEY = bytes(range(32))
@@ -199,7 +200,7 @@ def performance(engine: str = "auto", largest: int = 5) -> epsilons.Performance:
 def trained(model: nn.Module, data: Any, plan: Any, **options: Any) -> Entries:
     """A loop of one's own, to its end."""
     usual = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.6), "budgets": budgets()}
-    with epsilons.make_private(model, dataset=data, plan=plan, **usual | options) as private:
+    with make_flat(model, data=data, plan=plan, **usual | options) as private:
         for inputs, targets in private.batches:
             private.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
             private.step()
@@ -213,7 +214,7 @@ def fitted(strategy: str, engine: str, accountant: str, optimizer: str, folder: 
     model, plan = new(mlp), a_plan(strategy, accountant)
     momentum = 0.5 if optimizer == "sgd" else None
     options = {"optimizer": optimizer, "lr": 0.05, "momentum": momentum, "eval_data": digits(50), "eval_every": 2}
-    run = epsilons.fit(
+    run = fit_flat(
         model, digits(), plan, budgets=budgets(), key=KEY, run_dir=folder / "run", performance=performance(engine),
         device="cpu", **options,
     )  # fmt: skip
@@ -249,7 +250,7 @@ def resumed(folder: Path) -> Entries:
 
     def train(name: str, **options: Any) -> nn.Module:
         model = new(lambda: nn.Sequential(nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 10)))
-        epsilons.fit(
+        fit_flat(
             model, digits(), a_plan("sample", steps=8), budgets=budgets(), key=KEY, run_dir=folder / name, momentum=0.5,
             checkpoint_every=2, performance=performance(), device="cpu", **options,
         )  # fmt: skip
@@ -378,7 +379,9 @@ def lightning(folder: Path) -> Entries:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
 
-    strategy = PrivateStrategy(budgets(), clip_norm=0.5, accountant="rdp", key=KEY, performance=performance())
+    strategy = PrivateStrategy(
+        budgets(), clip_norm=0.5, accountant="rdp", seed=epsilons.Randomness.with_key(KEY), performance=performance()
+    )
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     module = new(Module)
     trainer = L.Trainer(strategy=strategy, max_epochs=2, accelerator="cpu", default_root_dir=folder, **quiet)
@@ -421,7 +424,7 @@ def several_runs(folder: Path) -> Entries:
     for number in range(2):
         model = new(mlp)
         run = folder / f"run-{number}"
-        epsilons.fit(model, digits(), plans, budgets=budgets(), seed=5, lr=0.1, run_dir=run, performance=performance())
+        fit_flat(model, digits(), plans, budgets=budgets(), seed=5, lr=0.1, run_dir=run, performance=performance())
         entries |= {f"weights of run {number}": model, f"metrics of run {number}": content(run / "ledger.jsonl")[2:]}
     return entries | of_plan(made) | {"runs begun": plans.begun, "slots": sorted(files(folder / "plan"))}
 

@@ -32,6 +32,7 @@ import epsilons
 import known_by_hand
 from fuzzing.trials import captured
 from known_by_hand import Losses
+from options import make_flat
 
 RECORDS, CLASSES, TOKENS = 12, 3, 99
 Make = Callable[[], nn.Module]
@@ -149,7 +150,7 @@ def train(model: nn.Module, takes: str, losses: Losses | None = None, engine: st
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     performance = epsilons.Performance(engine=engine)
     options: dict[str, Any] = {"budgets": budgets, "seed": 0, "performance": performance}
-    with captured() as sums, epsilons.make_private(model, optimizer, data, plan, **options) as private:
+    with captured() as sums, make_flat(model, optimizer, data, plan, **options) as private:
         for *inputs, targets in private.batches:
             private.backward((losses or _of_classes)(model, tuple(inputs), targets))
             private.step()

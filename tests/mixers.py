@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import epsilons
 from epsilons.errors import EpsilonsError
+from options import make_flat
 
 RECORDS, FEATURES, CLASSES, WORDS = 60, 6, 3, 40
 STEPS = 3
@@ -57,7 +58,7 @@ def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
     try:
         settings = {"performance": epsilons.Performance(max_physical_batch=case.max_physical_batch), "seed": seed}
-        with epsilons.make_private(
+        with make_flat(
             case.model, optimizer, case.data, plan, budgets=budgets, collate_fn=case.collate, **settings
         ) as private:
             for batch in private.batches:

@@ -92,9 +92,15 @@ def own_loop(epochs: int = 2, reduction: str = "mean", most: int = RECORDS, upda
     plan = epsilons.plan(budgets, epsilons.Recipe(epochs * draws, BATCH, 0.7), "scale", "rdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     private = epsilons.make_private(
-        model, optimizer, (x, y), plan, budgets=budgets, seed=3, metadata={"training": {"loss_reduction": reduction}},
+        model,
+        optimizer,
+        (x, y),
+        plan,
+        budgets=budgets,
+        run_dir=epsilons.RunFolder(None, metadata={"training": {"loss_reduction": reduction}}),
+        seed=3,
         performance=epsilons.Performance(max_physical_batch=most),
-    )  # fmt: skip
+    )
     with private:
         for inputs, targets in private.batches:
             private.backward(F.cross_entropy(model(inputs), targets, reduction="none"))

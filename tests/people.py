@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import epsilons
 from by_hand import a_phase
 from epsilons.draws.randomness import COIN_BITS, Randomness, key_from_seed
+from options import make_flat
 from sums import OVERSTATED
 
 FEATURES, CLASSES = 5, 3
@@ -98,7 +99,7 @@ def private_over(data: Visits, model: nn.Module, plan: epsilons.Plan | None = No
     dataset = given.pop("dataset", data.columns)
     performance = given.pop("performance", epsilons.Performance(engine, largest))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return epsilons.make_private(model, optimizer, dataset, plan or a_plan(), performance=performance, **given)
+    return make_flat(model, optimizer, dataset, plan or a_plan(), performance=performance, **given)
 
 
 @dataclass

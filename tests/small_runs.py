@@ -20,7 +20,7 @@ import epsilons
 from epsilons.draws.randomness import key_from_seed
 from epsilons.ledger.ledger import Ledger
 from functional import Records
-from options import split
+from options import make_flat
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 LEVELS = (1.0, 2.0, 4.0)
@@ -103,7 +103,7 @@ def private_over(
     key = {} if "seed" in options else {"key": key_from_seed(4)}
     options = {"budgets": some_budgets(tuple(plan.epsilons.tolist())), **key, **options}
     data = some_data() if data is None else data
-    return epsilons.make_private(model, optimizer, data, plan, **split(options))
+    return make_flat(model, optimizer, data, plan, **options)
 
 
 def losses_of(model: nn.Module, batch: Any) -> Tensor:
@@ -199,7 +199,7 @@ class Training:
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
         options = {"engine": "vmap", "seed": 5, "budgets": three_levels()} | options
         data, plan = options.pop("data", points()), options.pop("plan", sampled())
-        self.private = epsilons.make_private(self.model, self.optimizer, data, plan, run_dir=run_dir, **split(options))
+        self.private = make_flat(self.model, self.optimizer, data, plan, run_dir=run_dir, **options)
         self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda _: self.average.update_parameters(self.model))
 

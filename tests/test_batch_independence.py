@@ -24,7 +24,7 @@ from epsilons import Budgets, Performance, Private, Recipe
 from epsilons.errors import BatchDependenceError, ModelError
 from functional import Model
 from mixers import RECORDS, WORDS, Case, Rows, cross_entropy, over_rows, pad, refusal
-from options import split
+from options import make_flat
 
 # -- families ---------------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def private_over(model: nn.Module, data: Any, steps: int = 5, batch: float = 24.
     recipe = epsilons.Recipe(steps=steps, batch_size=batch, clip_norm=1.0)
     plan = epsilons.plan(budgets, recipe, accountant="rdp")
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
-    return epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **split(options))
+    return make_flat(model, optimizer, data, plan, budgets=budgets, seed=1, **options)
 
 
 def train(
@@ -310,7 +310,7 @@ def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     sizes, done = [12] * 39 + [4], []
     refused("pads 4 → 12", each, texts(sizes), reader(False), during=lambda p: done.append(1), **options)
     with private_over(reader(False), texts(sizes), **options) as private:
-        before = [a for a in private._parts.remaining(private._draws) if len(a.indices)]
+        before = [a for a in private._physical_batches() if len(a.indices)]
     met = next(n for n, a in enumerate(before) if 39 in a.indices and len(a.indices) > 1)
     assert len(done) == met > 1
 
@@ -504,8 +504,14 @@ def test_schedules_that_follow_a_metric_are_refused_with_the_lesson(kind: Callab
         private.register_for_checkpointing(schedule=kind(private.optimizer))
     plan, budgets = private.plan, epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
     with pytest.raises(ModelError, match="takes a metric"):
-        epsilons.fit(linear(), rows(), plan, budgets=budgets, scheduler=kind)
-    epsilons.fit(linear(), rows(), plan, budgets=budgets, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2))
+        epsilons.fit(linear(), rows(), plan, budgets=budgets, training=epsilons.Training(scheduler=kind))
+    epsilons.fit(
+        linear(),
+        rows(),
+        plan,
+        budgets=budgets,
+        training=epsilons.Training(scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2)),
+    )
 
 
 # -- programs as people write them ------------------------------------------------------------------------------------
@@ -922,7 +928,7 @@ def train_by(loop: Loop, model: nn.Module, data: Any = None, at_once: int = 8, s
         (x, y) if data is None else data,
         plan,
         budgets=Budgets([1.0] * FEW, delta=1e-5),
-        key=bytes(32),
+        seed=epsilons.Randomness.with_key(bytes(32)),
         performance=Performance(max_physical_batch=at_once),
     ) as private:
         loop(private, model)

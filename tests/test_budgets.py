@@ -352,7 +352,9 @@ def notes_of_fit(budgets: Budgets, targets: Tensor, loss: Any = "cross_entropy",
     plan = epsilons.plan(budgets, RECIPE, accountant="rdp", **declared)
     model = nn.Linear(2, 1 if loss != "cross_entropy" else max(2, int(targets.max()) + 1))
     data = INPUTS[: len(targets)], targets
-    return noted(lambda: epsilons.fit(model, data, plan, budgets=budgets, loss=loss, progress=False))
+    return noted(
+        lambda: epsilons.fit(model, data, plan, budgets=budgets, training=epsilons.Training(loss=loss, progress=False))
+    )
 
 
 def notes_of_make_private(budgets: Budgets, data: Any) -> list[str]:

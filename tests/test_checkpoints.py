@@ -32,7 +32,7 @@ from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
 from epsilons.ledger.ledger import line_hash, read_charges
 from epsilons.training import checkpoints
 from functional import Model
-from options import split
+from options import fit_flat, make_flat
 from shares import share
 from small_runs import Training, blocks_of, dropping_model, epochs, lines, points, rows, sampled, three_levels
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_kept_without_pickle_is_refused(tmp_path):
 def test_what_was_kept_must_be_given_back(tmp_path):
     first = Trained(tmp_path / "run").run(20)
     options = {"budgets": three_levels(), "run_dir": tmp_path / "run", "seed": 5, "engine": "vmap", "resume": True}
-    private = epsilons.make_private(first.model, first.optimizer, points(), sampled(), **split(options))
+    private = make_flat(first.model, first.optimizer, points(), sampled(), **options)
     with pytest.raises(RunError, match="schedule, average"), private:
         next(iter(private.batches))
 
@@ -577,7 +577,7 @@ def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_m
         model = nn.ParameterList([value])
         optimizer = torch.optim.SGD([value], lr=1.0)
         options = {"run_dir": tmp_path / run_dir, "resume": resume, "checkpoint_every": 1, "budgets": three_levels()}
-        with epsilons.make_private(model, optimizer, kind(data), sampled(), **options) as private:
+        with make_flat(model, optimizer, kind(data), sampled(), **options) as private:
             for batch in private.batches:
                 private.backward(batch[0] @ value)
                 private.step()
@@ -694,11 +694,21 @@ def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilon
             raise KeyboardInterrupt
 
     torch.manual_seed(0)
-    return epsilons.fit(
-        dropping_model(), points(), sampled(), budgets=three_levels(), lr=0.3, momentum=0.5, seed=5, run_dir=run_dir,
-        eval_data=points(seed=1), eval_every=9, callbacks=[stop], progress=False,
-        **split({"engine": "vmap"} | options),
-    )  # fmt: skip
+    return fit_flat(
+        dropping_model(),
+        points(),
+        sampled(),
+        budgets=three_levels(),
+        lr=0.3,
+        momentum=0.5,
+        seed=5,
+        run_dir=run_dir,
+        eval_data=points(seed=1),
+        eval_every=9,
+        callbacks=[stop],
+        progress=False,
+        **{"engine": "vmap"} | options,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from epsilons.errors import (
 from epsilons.training import validation
 from epsilons.training.performance import default_physical_batch
 from functional import Model
-from options import split
+from options import make_flat
 from small_runs import of_phases, parameters_of, rows, same
 from small_runs import train as train_small
 
@@ -500,7 +500,7 @@ def start(data: Any = None, **changes: Any) -> epsilons.Private:
     optimizer = changes.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     data = (random_numbers(40, FEATURES), random_classes(40)) if data is None else data
     changes = {"budgets": budgets, **changes}
-    return epsilons.make_private(model, optimizer, data, changes.pop("plan", plan), **split(changes))
+    return make_flat(model, optimizer, data, changes.pop("plan", plan), **changes)
 
 
 @pytest.mark.parametrize("records", [1, 39, 41])

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from epsilons.training import RunFolder
+
 pytest.importorskip("torch")
 
 import torch
@@ -184,7 +186,9 @@ def test_in_python_the_metadata_say_what_computed_the_inputs(fit, tmp_path, monk
             epsilons_fit(model, data, made, budgets=budgets, run_dir=folder, metadata=metadata)
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            with make_private(model, optimizer, data, made, budgets=budgets, run_dir=folder, metadata=metadata):
+            with make_private(
+                model, optimizer, data, made, budgets=budgets, run_dir=RunFolder(folder, metadata=metadata)
+            ):
                 pass
         return str(written(f"{folder}/run.json")["guarantee"])
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from epsilons.training.parts import Turns
 from torch import Tensor
 
 from epsilons.core.files import FolderLock
 from epsilons.errors import CallOrderError, EpsilonsError, InputError, LedgerError, RunError
 from epsilons.ledger.ledger import Ledger, line_hash
 from epsilons.training.noisy_update import NoisyUpdate
-from epsilons.training.parts import Turns
 from small_runs import a_model, blocks_of, epochs, everyone, losses_of, parameters_of, private_over, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +42,7 @@ class Sums:
         average, apply = NoisyUpdate.noisy_average, NoisyUpdate.apply
 
         def noted(update: NoisyUpdate, randomness: Any) -> list[Tensor]:
-            at = update._parts.position
+            at = update._position
             self.last = (randomness.commitment, at.phase, at.step), b"".join(t.numpy().tobytes() for t in update.sum)
             return average(update, randomness)
 

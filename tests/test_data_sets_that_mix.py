@@ -18,6 +18,7 @@ from epsilons.draws.persons_rows import Persons
 from epsilons.draws.randomness import Randomness
 from epsilons.errors import BatchDependenceError
 from epsilons.training.datasets import DataLoaderSource, PhysicalBatch
+from options import make_flat
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +58,7 @@ def refusal(build: Build, steps: int = STEPS) -> str:
     performance = epsilons.Performance(num_workers=case.workers, max_physical_batch=64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     try:
-        with epsilons.make_private(
+        with make_flat(
             *(model, optimizer, case.data, plan),
             budgets=budgets,
             seed=0,

@@ -26,7 +26,7 @@ from epsilons.draws import randomness as randomness_module
 from epsilons.draws.persons_rows import MOST_COINS, Draws, evenly, heads, rate_classes, subset, successes
 from epsilons.draws.randomness import BLOCK, COIN_BITS, SOURCES, Randomness, sample_hash, thresholds
 from epsilons.errors import InputError
-from options import split
+from options import make_flat
 from small_runs import of_phases
 
 # -- randomness -------------------------------------------------------------------------------------------------------
@@ -746,7 +746,7 @@ def test_a_run_hands_out_those_records_whatever_the_physical_batches(largest, mo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.arange(300.0)[:, None], torch.zeros(300, dtype=torch.long)
     options = {"budgets": budgets, "key": bytes(32), "max_physical_batch": largest, "engine": "loop"}
-    private = epsilons.make_private(model, optimizer, (x, y), plan, **split(options))
+    private = make_flat(model, optimizer, (x, y), plan, **options)
     seen: list[list[int]] = [[], [], []]
     with private:
         for inputs, targets in private.batches:

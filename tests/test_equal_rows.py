@@ -13,6 +13,7 @@ from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import BatchDependenceError
 from epsilons.training import Private
 from epsilons.training.microbatches import POOR_CHECKS
+from options import make_flat
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,7 +62,7 @@ def opened(
     budgets = options.pop("budgets", None) or epsilons.Budgets([EPSILON] * len(x), delta=1e-5)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps, units * rate, 1.0), accountant="rdp")
     model = model or nn.Linear(4, 1)
-    return epsilons.make_private(
+    return make_flat(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         (x, torch.ones(len(x))),

@@ -212,10 +212,11 @@ def trained(folder: Path, name: str) -> None:
             data,
             made,
             budgets=budgets,
-            eval_data=EvalData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
-            run_dir=folder,
-            progress=False,
-            metadata={"tiers": {name: 1.0, "b" + name: 2.0}, "config": {name: name}, "simulated": False},
+            training=epsilons.Training(progress=False),
+            evaluation=EvalData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
+            run_dir=epsilons.RunFolder(
+                folder, metadata={"tiers": {name: 1.0, "b" + name: 2.0}, "config": {name: name}, "simulated": False}
+            ),
         )
 
 

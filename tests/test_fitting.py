@@ -26,7 +26,7 @@ from epsilons.training.fitting import progress
 from epsilons.training.fitting.evaluation import evaluate
 from epsilons.training.fitting.losses import LOSSES, OPTIMIZERS
 from functional import Model, Records
-from options import split
+from options import fit_flat
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3
 
@@ -66,7 +66,7 @@ def fitted(model: nn.Module | None = None, data: Any = None, plan: epsilons.Plan
     plan = plan or some_plan()
     one_key = {} if "seed" in options else {"key": key_from_seed(0)}  # data, model and settings are what differs here
     options = {**one_key, "budgets": some_budgets(plan.records), "lr": 0.5, "progress": False, **options}
-    return model, epsilons.fit(model, points() if data is None else data, plan, **split(options))
+    return model, fit_flat(model, points() if data is None else data, plan, **options)
 
 
 def same(ours: nn.Module, theirs: nn.Module) -> bool:

@@ -57,7 +57,9 @@ def test_one_level_is_plain_dp_sgd_on_a_gpu_too():
         plan = epsilons.plan(budgets, Recipe(steps=4, batch_size=20, clip_norm=1.0), strategy, "rdp")
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
-        epsilons.fit(model, (x, y), plan, budgets=budgets, device="cuda", seed=1, progress=False)
+        epsilons.fit(
+            model, (x, y), plan, budgets=budgets, training=epsilons.Training(device="cuda", progress=False), seed=1
+        )
         found.append(model.weight.detach().cpu())
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

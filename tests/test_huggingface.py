@@ -26,6 +26,7 @@ from epsilons.errors import (
 )
 from epsilons.huggingface import PrivateTrainer, per_record_loss
 from epsilons.huggingface.steps import Records
+from options import make_flat
 from pages import ROOT
 from shares import share
 from small_trainers import (
@@ -63,7 +64,7 @@ def own_loop(key, records, plan, warmup: int, **options):
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, plan.steps)
     performance = epsilons.Performance(max_physical_batch=8)
     options |= {"key": key, "performance": performance, "collate_fn": padded}
-    with epsilons.make_private(model, optimizer, Records(records), plan, **options) as private:
+    with make_flat(model, optimizer, Records(records), plan, **options) as private:
         private.on_update(lambda _: schedule.step())
         for batch in private.batches:
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

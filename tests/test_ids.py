@@ -25,6 +25,7 @@ from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning, Registr
 from epsilons.registry import runs
 from epsilons.tabular import Marks, read_table
 from epsilons.tabular.table_files import with_marks
+from epsilons.training import Records, Training
 from id_cases import CONFIG
 from program import change, epsilons
 from registries import outside, reserve, table
@@ -193,7 +194,7 @@ def trained(budgets: Budgets, persons: Any) -> Any:
     model, rows = torch.nn.Linear(1, 2), len(persons)
     data = torch.zeros(rows, 1), torch.zeros(rows, dtype=torch.long)
     made = plan(budgets, Recipe(1, 1.0, 1.0), accountant="rdp")
-    return fit(model, data, made, budgets=budgets, persons=persons, lr=0.1, progress=False)
+    return fit(model, Records(data, persons=persons), made, budgets=budgets, training=Training(lr=0.1, progress=False))
 
 
 @pytest.mark.filterwarnings("ignore:delta")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import epsilons
 from epsilons.errors import BatchDependenceError, CallOrderError, EpsilonsError, InputError, ModelError
 from epsilons.training import Performance
+from options import make_flat
 from small_runs import close, of_phases, parameters_of, same, some_budgets, some_data, some_plan
 
 L = pytest.importorskip("lightning")
@@ -95,13 +96,13 @@ def own(**options: Any) -> list[Tensor]:
     """A loop of our own with the same plan, key, optimizer and schedule."""
     module = Module()
     [optimizer], [schedule] = module.configure_optimizers()
-    private = epsilons.make_private(
+    private = make_flat(
         module,
         optimizer,
         DATA,
         options.pop("plan", some_plan(steps=EPOCHS * DRAWS)),
         performance=Performance(max_physical_batch=5),
-        **{"key": KEY, "budgets": some_budgets()} | options,
+        **({"key": KEY, "budgets": some_budgets()} | options),
     )
     private.on_update(lambda _: schedule["scheduler"].step())
     with private:

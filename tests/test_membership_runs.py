@@ -124,7 +124,7 @@ def test_a_shadow_alone_is_make_private_on_its_members_under_the_same_table():
             data,
             plan,
             budgets=epsilons.Budgets(budgets().epsilons[budgets().group[member]], delta=1e-3),
-            key=setting.randomness(3).key,
+            seed=epsilons.Randomness.with_key(setting.randomness(3).key),
         )
         with private:
             for x, y in private.batches:

@@ -102,7 +102,7 @@ def released(monkeypatch) -> Released:
         return average(self, randomness)
 
     def applied(self: NoisyUpdate, update: Any) -> None:
-        seen.settings.append(settings_of(self._parts.optimizer))
+        seen.settings.append(settings_of(self._optimizer))
         apply(self, update)
 
     monkeypatch.setattr(NoisyUpdate, "noisy_average", noisy_average)
@@ -139,7 +139,7 @@ def opened(
         (x[:kept], y[:kept]),
         plan,
         budgets=epsilons.Budgets([epsilon] * kept, delta=1e-5),
-        key=bytes(32),
+        seed=epsilons.Randomness.with_key(bytes(32)),
         performance=epsilons.Performance(max_physical_batch=world.physical),
     )
     return private, model, optimizer

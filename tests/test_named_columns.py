@@ -134,7 +134,15 @@ def test_fit_trains_on_a_frame_and_a_column_as_on_their_arrays(kind):
     for data in ((frame[["age", "income"]], frame["target"]), (inputs, values["target"])):
         torch.manual_seed(0)
         model = nn.Linear(2, 2)
-        epsilons.fit(model, data, plan, budgets=budgets, seed=0, eval_data=EvalData(data), progress=False)
+        epsilons.fit(
+            model,
+            data,
+            plan,
+            budgets=budgets,
+            training=epsilons.Training(progress=False),
+            evaluation=EvalData(data),
+            seed=0,
+        )
         found.append(model.weight.detach().clone())
     assert torch.equal(*found)
 

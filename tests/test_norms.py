@@ -100,7 +100,13 @@ def draw(data: Sequence[Tensor], levels: Sequence[float], monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(noisy_update.NoisyUpdate, "noisy_average", watched)
         with epsilons.make_private(
-            model, optimizer, tuple(data), some_plan(), budgets=budgets, key=bytes(32), performance=performance
+            model,
+            optimizer,
+            tuple(data),
+            some_plan(),
+            budgets=budgets,
+            seed=epsilons.Randomness.with_key(bytes(32)),
+            performance=performance,
         ) as private:
             for batch in private.batches:
                 private.backward(model(*batch))

@@ -22,6 +22,7 @@ from epsilons.auditing.recorder import Measure, Reestimate
 from epsilons.planning import display
 from epsilons.training.fitting import progress
 from notebooks import Displays, in_a_notebook, run_cells
+from options import fit_flat
 from pages import ROOT
 from small_runs import FEATURES, some_budgets, some_data, some_plan
 
@@ -29,7 +30,7 @@ from small_runs import FEATURES, some_budgets, some_data, some_plan
 def fitted(**options) -> epsilons.Run:
     torch.manual_seed(0)
     model = nn.Linear(FEATURES, 3)
-    return epsilons.fit(model, some_data(), some_plan(), budgets=some_budgets(), lr=0.5, seed=1, **options)
+    return fit_flat(model, some_data(), some_plan(), budgets=some_budgets(), lr=0.5, seed=1, **options)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_few_records_with_some_budget_have_no_spend_in_a_notebook(displays):
     x, y = some_data()
     budgets = epsilons.Budgets([1.0] * 50 + [2.0] * 10)
     plan = epsilons.plan(budgets, epsilons.Recipe(4, 12, 0.5), accountant="rdp")
-    epsilons.fit(nn.Linear(FEATURES, 3), (x, y), plan, budgets=budgets, lr=0.5)
+    epsilons.fit(nn.Linear(FEATURES, 3), (x, y), plan, budgets=budgets, training=epsilons.Training(lr=0.5))
     assert "charged 4/4" in displays.shown[0][-1]["text/html"]
     assert not any("ε" in bundle[kind] for bundle in displays.shown[0] for kind in bundle)
 
@@ -97,7 +98,7 @@ def test_progress_changes_no_bit_of_a_run(displays):
     quiet.load_state_dict(shown.state_dict())
     for model, progress_shown in [(shown, True), (quiet, False)]:
         options = {"budgets": some_budgets(), "seed": 1, "progress": progress_shown}
-        epsilons.fit(model, some_data(), some_plan(), **options)
+        fit_flat(model, some_data(), some_plan(), **options)
     assert len(displays.shown) == 1
     assert torch.equal(shown.weight, quiet.weight)
 

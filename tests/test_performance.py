@@ -71,14 +71,14 @@ def settings_of(folder) -> dict:
 
 def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path):
     _, private = begun(run_dir=tmp_path / "run", channels_last=True, allocator=True)
-    described = private._parts.fingerprint
+    described = private._checkpointer._fingerprint
     private.close()
     assert settings_of(tmp_path / "run") == {
         "engine": "ghost", "max_physical_batch": 512, "num_workers": 0,
         "allocator": True, "channels_last": True, "threads": torch.get_num_threads(),
     }  # fmt: skip
     _, private = begun(run_dir=tmp_path / "other", channels_last=False)
-    assert private._parts.fingerprint != described
+    assert private._checkpointer._fingerprint != described
     private.close()
 
 

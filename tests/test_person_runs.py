@@ -20,6 +20,7 @@ from epsilons.clipping import ENGINES
 from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import DataError, InputError
 from epsilons.opacus import PrivacyEngine
+from options import make_flat
 from people import (
     BATCH,
     KEY,
@@ -287,11 +288,17 @@ def test_the_opacus_door_makes_the_sums_of_our_own_loop_over_persons(rows_per_pe
     plan = epsilons.plan(people, epsilons.Recipe(2 * draws, len(people) / draws, 0.5), "scale", "rdp")
     assert plan.digest == made.digest
     own = a_model()
-    with epsilons.make_private(
-        own, torch.optim.SGD(own.parameters(), lr=0.5), (DATA.inputs, DATA.targets), plan, budgets=people, seed=3,
-        metadata={"training": {"loss_reduction": "mean"}}, performance=epsilons.Performance(max_physical_batch=500),
+    with make_flat(
+        own,
+        torch.optim.SGD(own.parameters(), lr=0.5),
+        (DATA.inputs, DATA.targets),
+        plan,
+        budgets=people,
+        seed=3,
+        metadata={"training": {"loss_reduction": "mean"}},
+        performance=epsilons.Performance(max_physical_batch=500),
         **of_persons,
-    ) as private:  # fmt: skip
+    ) as private:
         for batch in private.batches:
             private.backward(losses_of(own, batch))
             private.step()
@@ -328,13 +335,22 @@ def test_fit_trains_persons_as_a_loop_of_ones_own_does():
     plan = epsilons.plan(people, epsilons.Recipe(3, BATCH, 0.5), accountant="rdp")
     data = DATA.inputs.float(), DATA.targets
     epsilons.fit(
-        model, data, plan, budgets=people, persons=DATA.person, rows_per_person=3, views=2, key=KEY, device="cpu",
-    )  # fmt: skip
+        model,
+        epsilons.Records(data, persons=DATA.person, rows_per_person=3, views=2),
+        plan,
+        budgets=people,
+        training=epsilons.Training(device="cpu"),
+        seed=epsilons.Randomness.with_key(KEY),
+    )
     plain = a_model().float()
     with epsilons.make_private(
-        plain, torch.optim.SGD(plain.parameters(), lr=0.1), data, plan, budgets=people, key=KEY, rows_per_person=3,
-        views=2,
-    ) as private:  # fmt: skip
+        plain,
+        torch.optim.SGD(plain.parameters(), lr=0.1),
+        epsilons.Records(data, rows_per_person=3, views=2),
+        plan,
+        budgets=people,
+        seed=epsilons.Randomness.with_key(KEY),
+    ) as private:
         for batch in private.batches:
             private.backward(losses_of(plain, batch))
             private.step()

@@ -594,7 +594,7 @@ def test_a_fold_of_persons_needs_the_persons_of_its_rows(tmp_path):
     with private_over(
         data, a_model(), folder, budgets=half, persons=ids[kept], dataset=rows, run_dir=tmp_path / "run"
     ) as private:
-        assert private._parts.persons.count == len(half)
+        assert private._persons.count == len(half)
     settings = json.loads((tmp_path / "run" / "run.json").read_text())
     assert settings["subset_records"] == len(half)
     assert (settings["rows_per_person"], settings["views"]) == (1, 1)

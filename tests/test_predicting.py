@@ -19,6 +19,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from options import fit_flat
+
 pytest.importorskip("torch")
 
 import torch
@@ -358,7 +360,7 @@ def fitted(model: nn.Module, **options: Any) -> epsilons.Run:
     budgets = epsilons.Budgets([1.0, 4.0] * 30, delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=20, clip_norm=1.0), accountant="rdp")
     data = torch.randn(60, 4), torch.arange(60) % 3
-    return epsilons.fit(model, data, plan, budgets=budgets, **options)
+    return fit_flat(model, data, plan, budgets=budgets, **options)
 
 
 def test_a_network_of_the_caller_gets_the_weights(tmp_path):

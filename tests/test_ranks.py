@@ -39,7 +39,7 @@ from epsilons.errors import InputError, RankError
 from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks, check_sum, hash_of
-from options import split
+from options import fit_flat, make_flat
 from pages import ROOT, blocks
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
 from shares import share
@@ -111,7 +111,7 @@ class Training:
         one_key = {} if "seed" in options else {"key": key_from_seed(5)}
         options = one_key | {"budgets": budgets(), "engine": "vmap"} | options
         data, chosen = points() if data is None else data, options.pop("plan", plan())
-        self.private = epsilons.make_private(wrapped_model, self.optimizer, data, chosen, **split(options))
+        self.private = make_flat(wrapped_model, self.optimizer, data, chosen, **options)
         self.private.register_for_checkpointing(schedule=self.schedule)
         self.private.on_update(lambda _: self.schedule.step())
         self.seen: dict[int, list[int]] = {}  # update -> numbers of the records that this rank computed for it
@@ -303,7 +303,7 @@ def test_secure_randomness_is_under_one_key_on_all_ranks(pair):
 def scores_of_fit(run_dir: Path | None, resume: bool = False) -> dict[str, Any]:
     model, data = a_model(), points()[:2]
     options = {"eval_data": data, "eval_every": 9, "device": "cpu", "seed": 3, "run_dir": run_dir, "resume": resume}
-    run = epsilons.fit(model, data, plan(), budgets=budgets(), **options)
+    run = fit_flat(model, data, plan(), budgets=budgets(), **options)
     return {"values": values(model), "run": run}
 
 

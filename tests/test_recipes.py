@@ -11,6 +11,7 @@ import torch
 
 import epsilons
 import trackers
+from options import fit_flat
 from pages import ROOT, blocks, run_python
 
 PAGE = ROOT / "docs" / "recipes.md"
@@ -79,7 +80,13 @@ def test_the_noise_of_the_plan_is_that_of_an_update(page):
         return made[0]
 
     nothing = lambda outputs, targets: 0.0 * outputs.sum(1)  # noqa: E731
-    epsilons.fit(model, (page.inputs, page.targets), page.plan, budgets=page.budgets, optimizer=optimizer, loss=nothing)
+    epsilons.fit(
+        model,
+        (page.inputs, page.targets),
+        page.plan,
+        budgets=page.budgets,
+        training=epsilons.Training(loss=nothing, optimizer=optimizer),
+    )
     state = made[0].state[model.weight]
     assert state["step"] == page.plan.steps
     second = state["second"] / (1 - 0.999 ** state["step"])
@@ -124,7 +131,7 @@ def test_adam_with_bias_correction_resumes_to_the_same_bits(page, tmp_path):
         noise = page.noise_of_average(page.plan)
         data = (page.inputs, page.targets)
         options = {"budgets": page.budgets, "seed": 5, "run_dir": run_dir, "resume": resume, "callbacks": [cut]}
-        epsilons.fit(model, data, page.plan, optimizer=lambda parameters: page.AdamBC(parameters, noise), **options)
+        fit_flat(model, data, page.plan, optimizer=lambda parameters: page.AdamBC(parameters, noise), **options)
         return model
 
     whole = fitted(tmp_path / "whole")

@@ -16,6 +16,7 @@ from epsilons.errors import LedgerError, RegistryError, RegistryRefusedError
 from epsilons.ledger.ledger import text
 from epsilons.registry import Registry
 from epsilons.reporting import report
+from options import fit_flat
 from registries import reserve, table
 
 IDS = [f"p{i}" for i in range(40)]
@@ -43,9 +44,13 @@ def run_of(registry, name, folder, share, stop_after=None):
     data = torch.randn(40, 3), torch.arange(40) % 3 % 2
     stop = [lambda private: private.stop() if private.updates == stop_after else None]
     return epsilons.fit(
-        torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder,
+        torch.nn.Linear(3, 2),
+        epsilons.Records(data, persons=IDS),
+        plan,
+        budgets=budgets,
         callbacks=stop,
-    )  # fmt: skip
+        run_dir=epsilons.RunFolder(folder, reservation=reservation),
+    )
 
 
 def test_three_runs_use_up_every_lifetime_budget(tmp_path, registry):
@@ -74,14 +79,19 @@ def test_a_plan_on_accounts_needs_its_reservation(tmp_path, registry):
     recipe = epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0)
     data = torch.zeros(40, 3), torch.arange(40) % 3 % 2
     with pytest.raises(RegistryError, match="charged there first"):
-        epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, run_dir=tmp_path / "a")
+        epsilons.fit(
+            torch.nn.Linear(3, 2), epsilons.Records(data, persons=IDS), plan, budgets=budgets, run_dir=tmp_path / "a"
+        )
     other = epsilons.plan(budgets, recipe, "uniform", "filter")
     reservation = registry.reserve("one", other, accounts, budgets=budgets)
     with pytest.raises(RegistryError, match="another plan"):
         epsilons.fit(
-            torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, reservation=reservation,
-            run_dir=tmp_path / "b",
-        )  # fmt: skip
+            torch.nn.Linear(3, 2),
+            epsilons.Records(data, persons=IDS),
+            plan,
+            budgets=budgets,
+            run_dir=epsilons.RunFolder(tmp_path / "b", reservation=reservation),
+        )
     with pytest.raises(epsilons.errors.PlanError, match='accountant="filter"'):
         epsilons.plan(budgets, recipe)
 
@@ -103,10 +113,17 @@ def test_a_copied_run_cannot_go_on_beside_the_first(tmp_path, registry):
     def train(folder, **options):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
-        return epsilons.fit(
-            model, data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder, resume=True,
+        return fit_flat(
+            model,
+            data,
+            plan,
+            budgets=budgets,
+            persons=IDS,
+            reservation=reservation,
+            run_dir=folder,
+            resume=True,
             **options,
-        )  # fmt: skip
+        )
 
     with pytest.raises(Stop):
         train(tmp_path / "first", callbacks=[leave])
@@ -152,9 +169,14 @@ def train_and_withdraw(registry, folder, who=(), at=70, steps=140, lower=False):
     data, model, weights = (torch.randn(40, 3), torch.arange(40) % 3 % 2), torch.nn.Linear(3, 2), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder,
-        key=bytes(32),
-    ) as private:  # fmt: skip
+        model,
+        optimizer,
+        epsilons.Records(data, persons=IDS),
+        plan,
+        budgets=budgets,
+        run_dir=epsilons.RunFolder(folder, reservation=reservation),
+        seed=epsilons.Randomness.with_key(bytes(32)),
+    ) as private:
         private.on_update(lambda private: weights.append(model.weight.detach().clone()))
         for x, y in private.batches:
             private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
@@ -206,9 +228,14 @@ def test_a_resumed_block_is_replayed_without_those_who_left_before_it_and_with_t
             torch.manual_seed(0)
             model = torch.nn.Linear(3, 2)
             with epsilons.make_private(
-                model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, budgets=budgets, persons=IDS,
-                reservation=reservation, run_dir=folder, resume=True, key=key, checkpoint_every=5,
-            ) as private:  # fmt: skip
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                epsilons.Records(data, persons=IDS),
+                plan,
+                budgets=budgets,
+                run_dir=epsilons.RunFolder(folder, resume=True, checkpoint_every=5, reservation=reservation),
+                seed=epsilons.Randomness.with_key(key),
+            ) as private:
                 for x, y in private.batches:
                     private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
                     if private.step() and private.updates in leave_at:
@@ -260,9 +287,12 @@ def second(tmp_path_factory):
             plan = epsilons.plan(budgets, RECIPE, accountant="filter")
             reservation = registry.reserve(name, plan, accounts, budgets=budgets)
             epsilons.fit(
-                torch.nn.Linear(3, 2), DATA, plan, budgets=budgets, persons=FIFTY, reservation=reservation,
-                run_dir=folder / name,
-            )  # fmt: skip
+                torch.nn.Linear(3, 2),
+                epsilons.Records(DATA, persons=FIFTY),
+                plan,
+                budgets=budgets,
+                run_dir=epsilons.RunFolder(folder / name, reservation=reservation),
+            )
     return folder / "second", plan
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from options import fit_flat
+
 pytest.importorskip("torch")
 
 import epsilons
@@ -146,7 +148,7 @@ def test_a_run_of_fit_states_its_preprocessing(tmp_path):
 
     def fitted(name: str, **options: object) -> epsilons.Run:
         run_dir = tmp_path / name
-        return epsilons.fit(torch.nn.Linear(4, 3), data, plan, budgets=budgets, run_dir=run_dir, **options)  # type: ignore[arg-type]
+        return fit_flat(torch.nn.Linear(4, 3), data, plan, budgets=budgets, run_dir=run_dir, **options)  # type: ignore[arg-type]
 
     with pytest.raises(RunError, match=r"not stated whether the preprocessing of '\(all inputs\)'"):
         epsilons.release(str(fitted("unstated").path))

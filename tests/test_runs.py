@@ -35,6 +35,7 @@ from epsilons.ledger import plan_folder
 from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.ledger.run_folder import KEY_BYTES, RunFolder, read_metrics
 from epsilons.training.fitting.fit_loop import Run
+from options import make_flat
 
 KEY = bytes(range(1, KEY_BYTES + 1))
 
@@ -362,7 +363,7 @@ def begun(run_dir: Path, **options: Any) -> tuple[nn.Linear, epsilons.Private]:
     model = nn.Linear(WIDTH, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = (torch.randn(RECORDS, WIDTH),)
-    return model, epsilons.make_private(model, optimizer, data, PLAN, budgets=BUDGETS, run_dir=run_dir, **options)
+    return model, make_flat(model, optimizer, data, PLAN, budgets=BUDGETS, run_dir=run_dir, **options)
 
 
 def train(model: nn.Linear, private: epsilons.Private, until: int | None = None) -> None:

@@ -15,6 +15,7 @@ from epsilons.errors import DataError, InputError
 from epsilons.training import EvalData
 from epsilons.training.fitting.evaluation import Scale, evaluate
 from epsilons.training.fitting.losses import LOSSES
+from options import fit_flat
 from program import CONFIG, change, people
 from program import epsilons as command
 
@@ -92,7 +93,7 @@ def fitted(**options):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     data = torch.randn(80, 3, generator=torch.Generator().manual_seed(1)), torch.arange(80) % 2
-    epsilons.fit(model, data, plan, budgets=budgets, **options)
+    fit_flat(model, data, plan, budgets=budgets, **options)
     return [p.detach() for p in model.parameters()]
 
 

@@ -26,7 +26,7 @@ from epsilons.errors import InputError
 from epsilons.ledger.ledger import read_account
 from epsilons.planning import STRATEGIES
 from functional import Model
-from options import split
+from options import fit_flat, make_flat
 from program import python
 from shares import share
 from small_runs import rows, train
@@ -83,7 +83,7 @@ class Case:
         options = {"seed": 1} | self.options
         data = self.kind(self.inputs, self.targets)
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
-        return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, **split(options))
+        return model, make_flat(model, optimizer, data, plan, budgets=budgets, **options)
 
     def key(self) -> str:
         """Commitment to the run's key."""
@@ -321,7 +321,7 @@ def key_of_fit(**options: Any) -> str:
     model = nn.Linear(case.inputs.shape[1], 4)
     options = {"seed": 1, "device": "cpu", "progress": False} | options
     options["callbacks"] = [lambda private: found.append(private.ledger.key), *options.get("callbacks", [])]
-    epsilons.fit(model, (case.inputs, case.targets), plan, budgets=budgets, **split(options))
+    fit_flat(model, (case.inputs, case.targets), plan, budgets=budgets, **options)
     return found[0]
 
 
@@ -389,7 +389,7 @@ def updates_of(data: Tensor, lr: float = 1e-3, **options: Any) -> np.ndarray:
         before[0] = model.value.detach().clone()
 
     whole = torch.cat([data, torch.zeros(len(data), SILENT)], 1)
-    private = epsilons.make_private(model, optimizer, (whole,), plan, budgets=budgets, **split(options))
+    private = make_flat(model, optimizer, (whole,), plan, budgets=budgets, **options)
     private.on_update(note)
     with private:
         for (x,) in private.batches:

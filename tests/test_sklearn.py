@@ -86,7 +86,7 @@ def test_an_estimator_trains_as_fit_does_with_the_same_seed():
     budgets = epsilons.Budgets(epsilon)
     plan = epsilons.plan(budgets, epsilons.Recipe(8, 60, 1.0), "scale", "rdp")  # 2 epochs of 240 records by 60
     columns = torch.from_numpy(X / 4).float(), torch.from_numpy(y)
-    epsilons.fit(model, columns, plan, budgets=budgets, lr=0.5, seed=seed, device="cpu")
+    epsilons.fit(model, columns, plan, budgets=budgets, training=epsilons.Training(lr=0.5, device="cpu"), seed=seed)
     for mine, theirs in zip(fitted.module_.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 

@@ -30,6 +30,7 @@ from epsilons.errors import BudgetExceededError, DataError, PlanError, RunError
 from epsilons.planning import STRATEGIES, risk
 from epsilons.planning.plan_file import sealed
 from epsilons.training.validation import groups_of
+from options import make_flat
 from program import CONFIG, people
 from program import epsilons as command_line
 from small_runs import (
@@ -72,7 +73,7 @@ def begun(plan: Plan | PlanFolder, **options) -> tuple[nn.Module, epsilons.Priva
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"budgets": some_budgets()} | options
     data = options.pop("data", some_data())
-    return model, epsilons.make_private(model, optimizer, data, plan, **options)
+    return model, make_flat(model, optimizer, data, plan, **options)
 
 
 def trained(plan: Plan | PlanFolder, **options) -> tuple[list[torch.Tensor], epsilons.Private]:

@@ -162,13 +162,9 @@ def pate_sgd(settings: PateSettings, seed: int, label: str = "", device: str = "
         _records(private),
         plan,
         budgets=budgets,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        eval_data=EvalData(_records(test), public=True),
-        eval_every=plan.steps,
-        device="cpu",
-        key=key_from_seed(seed),
-        progress=False,
+        training=epsilons.Training(lr=settings.lr, momentum=settings.momentum, device="cpu", progress=False),
+        evaluation=EvalData(_records(test), public=True, every=plan.steps),
+        seed=epsilons.Randomness.with_key(key_from_seed(seed)),
     )
     return {
         **charges_of(plan, budgets, run.charged),

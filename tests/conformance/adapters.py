@@ -316,16 +316,12 @@ class Ours:
             private = epsilons.make_private(
                 model,
                 optimizer,
-                data,
+                epsilons.Records(data, collate_fn=given.collate),
                 plan,
                 budgets=budgets,
-                # One key for one seed, whatever the data: neighbours are compared under the same draws and noise.
-                key=None if given.seed is None else key_from_seed(given.seed),
+                run_dir=epsilons.RunFolder(given.run_dir, resume=given.resume, checkpoint_every=given.every),
+                seed=epsilons.Randomness.with_key(None if given.seed is None else key_from_seed(given.seed)),
                 performance=epsilons.Performance(self.engine, given.physical_batch or "auto", given.num_workers),
-                run_dir=given.run_dir,
-                checkpoint_every=given.every,
-                resume=given.resume,
-                collate_fn=given.collate,
             )
         except epsilons.errors.EpsilonsError as error:
             raise Refused(str(error)) from error

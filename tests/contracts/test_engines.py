@@ -439,7 +439,13 @@ def _train(
     budgets, plan = _plan(len(targets))
     data, settings = (*inputs, targets, counts), epsilons.Performance(engine=which, max_physical_batch=largest)
     with epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, key=key_from_seed(3), performance=settings
+        model,
+        optimizer,
+        data,
+        plan,
+        budgets=budgets,
+        seed=epsilons.Randomness.with_key(key_from_seed(3)),
+        performance=settings,
     ) as private:
         for *given, wanted, counted in private.batches:
             private.backward(case.losses(model(*given), wanted) * counted)

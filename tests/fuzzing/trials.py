@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 import epsilons
 from epsilons.training.noisy_update import NoisyUpdate
+from options import make_flat
 
 from .families import CLASSES, Drawn, draw_model, sample
 
@@ -220,7 +221,7 @@ def sum_of(trial: Trial, engine: Any) -> Tensor:
     present = np.unique(trial.unit)
     levels = trial.levels if trial.is_by_person else [trial.levels[unit] for unit in present]
     options: dict[str, Any] = {"persons": trial.unit, "rows_per_person": 4} if trial.is_by_person else {}
-    private = epsilons.make_private(
+    private = make_flat(
         model,
         optimizer,
         (trial.inputs, trial.targets),
