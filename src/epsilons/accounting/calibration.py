@@ -22,6 +22,10 @@ from . import filter, pld, rdp
 
 # -- Many histories at once: the epsilon of every group of a plan costs little more than that of the distinct
 # histories
+#
+# All groups share a plan's phases, so a history is one column: a rate and a noise multiplier per phase. Each distinct
+# column is computed once: RDP for all columns together, PLD for all deltas of a column together, any other accountant
+# one history at a time.
 
 #: epsilon(history, delta): an upper bound on the epsilon that a record with this history has spent.
 Accountant = Callable[[Sequence[SampledGaussian], float], float]

@@ -141,6 +141,11 @@ def _decayed_sums(probability: FloatArray, spacing: float) -> FloatArray:
 
 
 # -- The privacy loss of one step of a sampled Gaussian, on a grid fitted to it
+#
+# `removing` and `adding` compute each direction on its own. Where nearly all steps lose next to nothing, `adding` takes
+# differences of numbers near 1, and their rounding adds up: 4e-4 of probability on a grid of 1.8 million points.
+# `both_directions` has no such differences. It computes the losses above 0 of each direction, and reads those below 0
+# off the other direction.
 
 #: Grid spacing as a fraction of one step's standard deviation of the loss: costs about 2e-4 of epsilon.
 FINENESS = 0.05
@@ -346,6 +351,11 @@ def convolved(one: Losses, other: Losses) -> Losses:
 
 
 # -- The losses of a whole history, on a grid that fits into memory
+#
+# Most histories are composed on the grid that is asked for, with at most `composing.MOST_POINTS` points. The others are
+# composed from distributions with less rounding, in tighter windows, and on a grid that is doubled until it fits: a
+# wider
+# grid only raises the divergence (`losses.coarsened`).
 
 History = tuple[SampledGaussian, ...]
 Directions = tuple[Losses, Losses]

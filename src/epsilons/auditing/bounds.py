@@ -32,6 +32,13 @@ from ..accounting.profile import FINE_GRID, Profile
 from ..core.mechanism import SampledGaussian
 
 # -- Canary scores, one number per canary, and the moments that a plan gives them
+#
+# The score of a canary in group p is the log-likelihood ratio of "in" against "out" after all updates,
+#
+#     Σ_t log(1 + q_p·(e^{(2·z_t − 1)/2σ_p²} − 1)),   z_t its coordinate of the noisy sum, in units of weight_p · c_p
+#
+# (Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3: in is (1−q)·N(0, σ²) + q·N(1, σ²), out is N(0, σ²)). By the
+# Neyman-Pearson lemma no other test of the same numbers separates in from out better.
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -285,6 +292,17 @@ def _divergence(epsilon: float, mu: float) -> float:
 
 
 # -- Hypothesis tests: can these scores come from the plan? Each test uses the plan's numbers as its hypothesis
+#
+# threshold  canaries above (or below) a score fixed beforehand: more of those in and fewer of those out than any
+#                mechanism with the plan's trade-off curve allows. Exact for independent scores of any distribution
+#     mean       the distance of in and out in pooled standard deviations, against the plan's distance: noncentral t,
+#                which is exact for normal scores (every record drawn in every step), and widened by the plan's first
+#                four
+#                cumulants. Otherwise at most 1.3 times its level in simulations (tests/test_auditing_scores.py)
+#     one run    the f-DP one-run test against the plan's curve; it also holds for dependent scores
+#     certified  the one-run bound against the epsilon that the plan certifies; it assumes nothing about scores or curve
+#
+# Bonferroni over all tests of all groups: an honest run is called violated with a probability of at most alpha.
 
 #: Planned false-positive rates at which thresholds are set, in either direction.
 FALSE_ALARMS = (0.5, 0.1, 0.02)

@@ -203,6 +203,17 @@ class Recorder:
 
 
 # -- Estimate rates, noise, contributions and updates from a recorded run, and compute epsilon from the estimates
+#
+# A ledger that repeats its plan proves nothing. Here each number of the plan is measured on what was drawn, summed and
+# applied, compared with the plan, and given to the accountant again.
+#
+#     updates       counted
+#     sample_rate   records found in sums; binomial
+#     contribution  largest contribution of a canary to a sum, over its planned weight · clip norm; exact, without noise
+#     gain          share of the engine's sum that was applied, over canaries' coordinates; normal
+#     noise_std     of each tensor, from what was applied less what was summed; chi-squared
+#     noise_…       autocorrelation of the noise: step to step, value to value, tensor to tensor; normal
+#     drawn_twice   records found in both of two draws, against the square of their rate; binomial
 
 #: Probability that any measure of an honest run is called different, shared by all measures.
 ALPHA = 0.01

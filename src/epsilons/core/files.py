@@ -163,6 +163,9 @@ def sync_folder(path: Path) -> None:
 
 
 # -- Locks: one process at a time in a run's folder, from before it reads the folder until the run ends
+#
+# A lock is the operating system's (flock) on a file in the folder. The system releases it when the process ends, so a
+# lock file that was left behind locks nothing. Without flock (Windows) nothing is locked.
 
 #: The lock's file in the run's folder.
 NAME = ".lock"

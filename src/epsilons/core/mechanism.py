@@ -149,6 +149,10 @@ def read_only(array: Any) -> Any:
 
 
 # -- An accountant of several equal runs together: each mechanism of a history counts once for every run
+#
+# The n runs are n · steps mechanisms of one fixed table, and what may differ between them never enters an accountant:
+# adaptive composition of mechanisms that are each dominated by one fixed pair (Zhu, Dong, Wang, "Optimal Accounting of
+# Differential Privacy via Characteristic Function", arXiv 2106.08567, Theorem 10; docs/tuning.md#why-it-holds).
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,11 @@ def check_class_indices(targets: npt.NDArray[np.int64], classes: tuple[str, ...]
 
 
 # -- Where the bounds, categories and classes of a config come from: declared, or read off the data
+#
+# A bound that was read off private data is an output of these data, and no budget covers it. A config says in
+# `data.read_off` which of its columns have such values. Without this key the origin is not stated, and counts as read
+# off
+# the data wherever a promise depends on it.
 
 What = Literal["bounds", "categories", "classes", "preprocessing"]
 HowKnown = Literal["declared", "read off the data", "not stated"]

@@ -93,6 +93,9 @@ def date_bounds(values: Values) -> tuple[str, ...]:
 
 
 # -- What the other cells are in a column of numbers or dates, for the draft that `epsilons init` writes
+#
+# Marks of missing values, units and marks between thousands are read off the data here. The draft states them, and
+# training reads cells by what is stated alone (`tabular.numbers`).
 
 #: A column of numbers has them in this share of its filled cells. With fewer, but half of them, the draft says so.
 MOST, HALF = 0.9, 0.5

@@ -88,6 +88,8 @@ def texts_of(cells: Any, name: str, path: Path) -> list[str]:
 
 
 # -- Long texts and series as records of equal length, with the person of each
+#
+# Windows that overlap hold each other's data, so those of one document must belong to one person.
 
 
 class Windows(NamedTuple):

@@ -57,6 +57,9 @@ from .cut_calls import Cut, CutCalls
 from .mean_losses import LossMode
 
 # -- The batch-independence check of a model's calls, where the loop around them is not to see altered batches
+#
+# Each outermost call of the batch is made again with its inputs in the altered forms. A random combination of each
+# record's outputs takes the place of its loss. What the loop does with the outputs is not seen.
 
 
 @dataclass(frozen=True)

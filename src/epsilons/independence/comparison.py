@@ -117,6 +117,9 @@ def _is_same_gradient(one: list[Tensor | None], other: list[Tensor | None]) -> b
 
 
 # -- Whether losses depend on the number of records
+#
+# Two forms of other sizes must consist of the same operators with the same arguments, up to sizes that grow with the
+# number of records.
 
 
 def difference(whole: Watched, other: Watched) -> tuple[Step, str] | None:

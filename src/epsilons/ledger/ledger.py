@@ -79,6 +79,8 @@ def _of_several(slot: Slot | None) -> list[str]:
 
 
 # -- What a ledger needs of a registry: a reservation, which the run is tied to while it trains
+#
+# A registry that cannot be reached stops no run: all its steps are paid for.
 
 
 class Reservation(Protocol):

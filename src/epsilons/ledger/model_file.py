@@ -157,6 +157,17 @@ def _bounded(file: ModelFile) -> ModelFile:
 
 
 # -- A release folder: the files that are copied to those who use a model, with their checksums. No torch in here
+#
+# release/
+#       README.md              the model card, as Hugging Face uses it
+#       guarantee.txt          the guarantee in words
+#       model.json             how the model is built, how a record becomes its input, what its outputs mean
+#       model.safetensors      the weights
+#       features.safetensors   with fixed features: their name, options and public constants
+#       encoder/               with an encoder from a local folder: its files
+#       SHA256SUMS             a checksum of every file above, as `sha256sum -c` reads it
+#
+# The checksums find damage and careless edits. They are no signature: who can change a file can change them, too.
 
 SUMS = "SHA256SUMS"
 CARD, GUARANTEE, WEIGHTS = "README.md", "guarantee.txt", "model.safetensors"

@@ -215,6 +215,15 @@ def opened(plan: Plan | PlanFolder) -> tuple[Plan, PlanFolder | None]:
 
 # -- How many runs of this machine and user began with the same budgets, or on the same data. Internal reports say
 # it
+#
+# Each new run in a folder adds one line to runs.jsonl in the user's state folder: $XDG_STATE_HOME/epsilons, by default
+# ~/.local/state/epsilons (XDG Base Directory Specification 0.8). A line holds HMACs (RFC 2104, with SHA-256) under a
+# random secret of the same folder. Without the secret, nobody can check a guessed list of budgets against a line; equal
+# lists have equal HMACs. Both files have mode 0600, and no report for release depends on them.
+#
+# Counting never stops a run: what fails is stated, and the run is not counted. EPSILONS_COUNT_RUNS=0 turns counting
+# off.
+# Runs that overlap in some people are not found, and neither are runs of other users, machines or libraries.
 
 #: Set to 0, this turns counting off.
 VARIABLE = "EPSILONS_COUNT_RUNS"

@@ -21,6 +21,9 @@ from ..errors import BudgetExceededError, PlanError
 from . import guarantee
 
 # -- Recipe, the input of a strategy, and Phase, the table that it computes
+#
+# Accountant, training loop and ledger need nothing but phases: σ_p = noise_std / (weight_p · c_p), and in each step a
+# record of group p goes through the sampled Gaussian mechanism SGM(q_p, σ_p).
 
 Convention = Literal["paper", "authors-code"]
 

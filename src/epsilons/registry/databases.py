@@ -319,6 +319,9 @@ def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) ->
 
 
 # -- The chain of events: each has the hash of the one before, so that nothing in the middle can be changed unseen
+#
+# The owner of the database can write a whole new chain. To notice that, keep the hash of the last event elsewhere
+# (`epsilons registry export`).
 
 #: What comes before the first event.
 BEGINNING = "0" * 64
@@ -370,6 +373,21 @@ def check_name(name: str) -> None:
 
 
 # -- The tables of a registry
+#
+# fact    identity of the registry, version, commitment to its pepper
+#     wish    a lifetime budget: ε, δ, home order
+#     cohort  (wish, withdrawn, 16 sums of what is spent and reserved). People with equal sums share a row
+#     person  pseudonym -> number, from 0
+#     page    16,384 people -> the cohort of each
+#     quota   project -> the part of any lifetime budget that its runs may use together
+#     run     state, kind, project, digest, table, charged steps, commitment to the key, last and first line of its
+#     ledger
+#     part    (run, page) -> who of this page takes part, and in which row of the table
+#     statement  (event, page) -> the wish that each of these people stated, or that they withdrew
+#     event   a chain of hashes that is only ever added to; head has its end
+#
+# `event`, `statement`, `run` and `part` are the truth. `page` and `cohort` follow from them, and `verify` computes
+# them again. rules_sqlite.sql and rules_postgresql.sql have the database refuse what the events do not allow.
 
 SCHEMA = 3
 #: People per page.

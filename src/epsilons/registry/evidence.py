@@ -195,6 +195,9 @@ def remove(path: Path) -> None:
 
 
 # -- Exports of a registry: its head, to keep elsewhere, so that a restored backup is noticed
+#
+# An export holds no id, and by default no number of people: the difference of two exports with exact numbers shows what
+# one person did between them. With a key it is signed (Ed25519, RFC 8032).
 
 #: Version 1 had exact numbers of people. It is still compared.
 SCHEMA = 2

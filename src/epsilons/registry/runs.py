@@ -205,6 +205,9 @@ def approve(database: Database, run: str, charged: tuple[int, ...] | None, ledge
 
 
 # -- Quotas: the part of any person's lifetime budget that the runs of one project may use together
+#
+# A quota protects people's budgets from one project. It is no privacy guarantee of its own: only the lifetime budget
+# is.
 
 
 def set_quota(database: Database, project: str, share: float) -> None:

@@ -27,6 +27,8 @@ from .plan_page import About, PlanPage, make_page
 from .plan_words import Curve
 
 # -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
+#
+# The markup is that of this folder's templates, where every text from data is escaped, so a tag is a tag.
 
 _TABLE = re.compile(r"<thead>(.*?)</thead>(.*?)</table>", re.S)
 _HEADER = re.compile(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", re.S)

@@ -28,6 +28,9 @@ from .html import template
 from .load_run import RunRecord, load_run
 
 # -- The model card and the guarantee of a release, as texts
+#
+# The card is Markdown with a header in YAML, as the Hugging Face Hub reads it (huggingface.co/docs/hub/model-cards).
+# Names of columns and classes come from the config, and are escaped for Markdown.
 
 #: Lists of categories and classes longer than this are shortened in the card; model.json has all of them.
 MOST_LISTED = 20

@@ -15,6 +15,10 @@ from ..errors import InputError
 
 # -- What separates the cells of a text file, and what marks the decimals of its numbers: stated, or found by a rule
 #
+#
+# The rule looks at the first rows. A mark may separate the cells if it occurs in the first line, and if it cuts each of
+# these rows into as many cells as the first line. If exactly one mark does, it is the separator. Several marks are
+# ambiguous, and are refused.
 
 Separator = Literal[",", ";", "\t", "|"]
 Decimal = Literal[".", ","]

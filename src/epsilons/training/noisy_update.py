@@ -25,6 +25,9 @@ from .distributed import Ranks, as_integers, check_sum, hash_of
 from .turns import Position
 
 # -- Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`
+#
+# Such a write to a parameter or a buffer is not clipped and gets no noise. So what is there after an update is compared
+# with what is there before the next one.
 
 #: Words of 64 bits that are so far apart are added: a prime, unlike the widths of layers.
 COLUMNS = 4093

@@ -16,6 +16,21 @@ from ...errors import InputError
 from .signals import BoolArray, Float32Array, Signals
 
 # -- The references of each target: count, mean and variance of a signal over the other shadows, in and out
+#
+# Every shadow is the target of all others (leave-one-out). Sums over all shadows are made once; the sums without one
+# target follow by subtraction, so a target costs O(records) in time and memory.
+#
+# A target's references do not depend on the target's own coins: the target's number is subtracted from the sum over
+# members or from the sum over non-members, and what remains are sums over the other shadows. So without a signal a
+# score
+# is independent of the coin, if coins are independent. If instead exactly half of the shadows had each record, the
+# number
+# of references in and out would reveal the target's coin.
+#
+# The same must hold to the last bit. Where shadows have equal signals, scores that should be equal would otherwise be
+# ordered by rounding, which depends on the coin: in a test without a signal the AUC was 10 standard errors from one
+# half.
+# So the summands are rounded to a grid on which their sums and differences are exact.
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -136,6 +151,21 @@ def _sums(rows: Iterable[tuple[FloatArray, FloatArray]], present: BoolArray) -> 
 
 
 # -- LiRA, the likelihood ratio attack, on every shadow as the target of all others
+#
+# Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership Inference Attacks From First Principles", arXiv 2112.03570v2.
+# The signal of a record is taken as normal, N(μ_in, σ_in²) over models trained with the record and N(μ_out, σ_out²)
+# over
+# models trained without it. Its score under a target is
+#
+#     online   log N(s; μ_in, σ_in²) − log N(s; μ_out, σ_out²)     (Algorithm 1)
+#     offline  (s − μ_out)/σ_out, increasing in the paper's Pr[N(μ_out, σ_out²) < s], without references in
+#
+# A variance is the record's own, or fixed (the paper's global variance): one σ_in² and one σ_out² for all records,
+# pooled
+# about the means of each record. Fixed variances are better with few references. The signal is the margin; `lira_raw`
+# reads the logit of the true class instead.
+#
+# Where references in or out are missing, or fewer than the 2 that an own variance needs, the score is 0: no evidence.
 
 #: With so many shadows, 256 in and 256 out on average, own variances find more members at a low false positive rate.
 OWN_FROM = 512
@@ -178,6 +208,37 @@ def _log_density(value: FloatArray, mean: FloatArray, variance: FloatArray | flo
 
 
 # -- Shrunk LiRA: the online likelihood ratio with few references, by empirical Bayes. It is ours, and the default
+#
+# With 60 references a record's own variance and its own shift (mean in minus mean out) are mostly noise, and one
+# variance
+# for all records (Carlini et al., arXiv 2112.03570v2) is wrong for most. Both are shrunk here: the estimate of each
+# record moves towards the mean over records, the further the noisier it is. For one record under one target, with n_in
+# and n_out references, means m_in and m_out, and s² the variance about them, on ν = n_in + n_out − 2 degrees of
+# freedom:
+#
+# 1. Scale, one for in and out. If signals are normal with variance σ², then ℓ = log s² − ψ(ν/2) + log(ν/2) has mean
+#    log σ² and variance τ = ψ'(ν/2) (digamma and trigamma; Smyth, Statistical Applications in Genetics and Molecular
+#    Biology 3(1), 2004, article 3, section 6.2). Let log σ² vary over records with mean g and variance A. By moments,
+#    g = mean of ℓ and A = max(0, variance of ℓ − mean of τ), over records. The best linear estimate is
+#
+#        log σ̂² = g + (ℓ − g)·A/(A + τ)
+#
+# 2. Shift. d = (m_in − m_out)/σ̂ has variance t = 1/n_in + 1/n_out about the record's shift. Let shifts vary with
+# mean μ
+#    and variance B = max(0, variance of d − mean of t). Then
+#
+#        δ = μ + (d − μ)·B/(B + t)
+#
+# 3. Score. Location comes from all references: their mean m is estimated from n_in + n_out numbers, not from half of
+#    them. With x = (s − m)/σ̂ for the target's signal s, and the share r = n_in/(n_in + n_out), the shift puts the
+#    means
+#    in and out at (1 − r)·δ and −r·δ, so the log likelihood ratio of unit normals is
+#
+#        δ·(x − (½ − r)·δ)
+#
+# g, A, μ, B are moments over all records of one target's references, so they do not depend on the target either.
+# Where a
+# record has no usable estimate (ν = 0, s² = 0, or no reference of one kind), it gets the mean over records.
 
 
 def _shrunk(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
@@ -220,6 +281,26 @@ def shrink(estimate: FloatArray, noise: FloatArray, usable: BoolArray) -> FloatA
 
 
 # -- RMIA, the robust membership inference attack, on every shadow as the target of all others
+#
+# Zarifzadeh, Liu, Shokri, "Low-Cost High-Power Membership Inference Attacks", arXiv 2312.03262v3. A record x is
+# compared
+# with records z of a population that no model was trained on. With p the target's probability of the true class and p̄
+# its mean over reference models, the score is the share of the population with
+#
+#     (p(x)/p̄(x)) / (p(z)/p̄(z)) ≥ γ
+#
+#     online   p̄(x) = (mean in + mean out)/2; of a population record, the mean over all references, which are all out
+#     offline  p̄ = ((1 + a)·mean out + 1 − a)/2, for mean in is put at a·(mean out) + 1 − a
+#
+# γ is 1 here: under one target the score is a monotone function of p(x)/p̄(x) whatever γ is, so γ only moves the
+# threshold. For the same reason the population does not change the order of records under one target, and makes the
+# scores of different targets comparable. A share has ties, without which no false positive rate below 1/population
+# could
+# be measured: the share is therefore interpolated linearly in log(p/p̄) between the population's records, and continues
+# with slope 1 beyond them. p is the plain softmax probability.
+#
+# The offline constant a is not tuned on the target: it is (1 − p in)/(1 − p out), each averaged over records, among the
+# target's references.
 
 #: Added to p and to p̄, so that a probability that vanishes has a finite ratio.
 _LEAST = 1e-12
@@ -307,6 +388,8 @@ ATTACKS: Mapping[str, Attack] = {
     "lira-raw": _by("raw", _online_own),  # the code of the paper on Sample and Scale
     "rmia": lambda signals: _rmia(signals, _online),
     "rmia-offline": lambda signals: _rmia(signals, _rmia_offline),
+    # Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning", arXiv 1709.01604v5, Adversary 2 (threshold):
+    # the score is −loss = log p of the true class. It needs no references, and the statistics cover every threshold.
     "loss": lambda signals: signals.checked("log_p").copy(),  # the negative loss
 }
 

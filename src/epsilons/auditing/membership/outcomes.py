@@ -19,6 +19,12 @@ from ...reporting.membership import Estimate, Roc
 from .signals import BoolArray, Float32Array
 
 # -- AUC of every target, and intervals over targets
+#
+# The AUC of a target is the Mann-Whitney statistic of its members' scores against those of its non-members, with
+# midranks
+# for ties (Hanley and McNeil, Radiology 143 (1982) 29-36). Coins are independent between targets, so the AUCs of
+# targets
+# give an interval for the mean, for these records. `intervals` adds what another sample of records would change.
 
 #: The confidence of all intervals.
 CONFIDENCE = 0.95
@@ -110,6 +116,19 @@ def clopper_pearson(
 
 
 # -- ROC of a group over all targets, with intervals that hold for other shadows and other records
+#
+# Scores are dependent in two ways: all scores of a shadow share its model, and all scores of a record share the record.
+# The variance is that of a bootstrap over shadows plus that of a bootstrap over records minus that of a bootstrap over
+# single scores, which the first two both contain (Cameron, Gelbach, Miller, "Robust Inference With Multiway
+# Clustering",
+# Journal of Business & Economic Statistics 29 (2011) 238-249, two-way case). One bootstrap with products of weights
+# counts the third part three times (Owen and Eckles, "Bootstrapping data arrays of arbitrary order", Annals of Applied
+# Statistics 6 (2012), arXiv 1106.2125: conservative), which is too wide where false alarms are rare.
+#
+# Weights are Exponential(1) with mean and variance 1 (Rubin, "The Bayesian Bootstrap", Annals of Statistics 9 (1981)
+# 130-134), so no replicate is empty. Scores are replaced by their positions among thresholds at RATES, so a replicate
+# is
+# a product of matrices, and its cost does not grow with the number of scores.
 
 #: False-positive rates at which the ROC is evaluated: eight in each power of ten up to .1, then every .05.
 RATES: FloatArray = np.concatenate([10.0 ** (np.arange(-40, -7) / 8), np.arange(15, 91, 5) / 100])
@@ -239,6 +258,11 @@ def _interval(
 
 
 # -- The certified curve of a group: no attack on what the plan releases has a higher true-positive rate
+#
+# It is the largest power of a test at each false-positive rate (`accounting.profile`; Dong, Roth, Su, arXiv
+# 1905.02383v3,
+# Proposition 6). It holds for each record, each choice of the other members and, because such a curve is concave, for
+# averages over records, over targets with independent coins and over thresholds.
 
 #: False-positive rates between which the area is summed.
 _STEPS = np.unique(np.concatenate([[0.0], np.geomspace(1e-9, 1e-3, 300), np.linspace(1e-3, 1, 4000)]))

@@ -39,6 +39,17 @@ from ..stacked import train_stacked
 from .signals import BoolArray, Signals, read_signals
 
 # -- One block of shadow models: who is in, how they are trained, and what is read off them
+#
+# A shadow is a function of (seed, its number): its coins, its key, and the common start. All arms of a comparison have
+# the same coins and keys, so they can be compared shadow by shadow. A block is trained in one thread, so a repeated
+# block
+# has the same bits.
+#
+#     stacked  64 shadows as one batched program (training/stacked.py)
+#     alone    one shadow by `fit`, on its members. A record that is out contributes nothing, and so does a record that
+#              is not in the data set: the sums are the same
+#
+# To add a method: a function `(setting, block, member) -> Trained` and a line in METHODS.
 
 #: Shadows that are trained at once. A block of another size has other rounding errors.
 BLOCK_SIZES = {"stacked": 64, "alone": 1}

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 # -- The batch axis of a tensor: which record each entry belongs to, and how that axis moves through shapes
+#
+# The rules in `shape_rules` and `layer_rules` use these values; `rules` lists the rules by operator.
 
 Shape = tuple[int, ...]
 
@@ -166,6 +168,10 @@ def same_axis(batch: BatchAxis, before: Shape, after: Shape, mixed: Sequence[int
 # -- Rules for operators with weights: products, convolutions, lookups, norms, attention, recurrent layers
 #
 # Inputs that want no gradient may get any entry: `propagate` removes it.
+#
+# Each rule has the signature `batch_axis.Rule`. Inputs that want no gradient may get any entry: `rules.propagate`
+# removes
+# it.
 
 # -- products -----------------------------------------------------------------------------------------------
 
@@ -275,6 +281,10 @@ def recurrent(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
 
 
 # -- Rules for operators without weights: entry by entry, views, reductions, and parts of tensors
+#
+# Each rule has the signature `batch_axis.Rule`. Inputs that want no gradient may get any entry: `rules.propagate`
+# removes
+# it.
 
 
 def elementwise(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:

@@ -57,6 +57,11 @@ def _at_the_strictest(
 
 
 # -- Sequential: one phase per group, strictest first, each with the noise that its own budget needs
+#
+# A baseline of the paper (appendix: "trained on each privacy group separately one after another"; the order from strict
+# to loose worked best there). The paper's rule is different: one tuned noise multiplier, 2.5, for all groups, and for
+# each as many steps as its budget allows (`one_after_another` in experiments/strategies.py). Here each group gets the
+# same number of steps. Records are drawn only in the phase of their group, so its noise concerns this group alone.
 
 
 def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:

@@ -128,6 +128,10 @@ def _rounded_up(spent: float, level: float) -> str:
 
 
 # -- TensorBoard: scores on the test data and the epsilon charged per group, as a callback of `fit`
+#
+# What it writes is as confidential as metrics.jsonl. Where fewer than 20 records hold some budget, no epsilon is
+# written:
+# anyone's may reveal what those few chose. Only the owner may read the folder.
 
 
 class TensorBoard:
