@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from epsilons import planning
-from epsilons.cli import docs_command
+from epsilons.cli import results
 from epsilons.configs.config import Config
 from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
@@ -133,10 +133,10 @@ def test_messages_name_pages_that_the_command_prints_and_no_file():
         expressions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in expressions]
         assert [text for text in texts if "docs/" in text.replace("epsilons/docs", "")] == [], file
-        if file.name != docs_command.__name__.rpartition(".")[2] + ".py":
+        if file.name != results.__name__.rpartition(".")[2] + ".py":
             named |= {page for text in texts for page in re.findall(r"epsilons docs (\S+)", text)}
     assert {"concepts", "persons"} <= named
-    assert named <= docs_command.pages().keys()
+    assert named <= results.pages().keys()
 
 
 def test_the_command_prints_pages():

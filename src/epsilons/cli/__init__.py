@@ -53,7 +53,7 @@ COMMANDS = {
         "Keep one lifetime budget per person over many runs: whatever is computed from people reserves first, is "
         "charged for what it did, and gives the rest back.",
     ),
-    "docs": ("docs_command", "Print a page of the documentation, as Markdown, or the names and titles of all pages."),
+    "docs": ("results", "Print a page of the documentation, as Markdown, or the names and titles of all pages."),
     "consent": ("consent_check", "Who takes part, by a list or a registry."),
 }
 

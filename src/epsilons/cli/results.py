@@ -1,4 +1,4 @@
-"""`epsilons report`: what a run promised, spent and reached, for internal use and for release."""
+"""`epsilons report`, `predict`, `release` and `docs`: what there is to read and to use after training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..errors import InputError, printable
+from ..errors import InputError, named, printable
 from .options import Quiet, console, option
 
 REPORT_EXAMPLES = """
@@ -150,3 +150,33 @@ def predict_command(
     words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
     console(quiet=quiet).print(words, soft_wrap=True)
     return 4 if bad else 0
+
+
+# -- `epsilons docs`: the pages of the documentation, which messages name
+
+DOCS_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons docs
+
+epsilons docs concepts
+"""
+
+
+def pages() -> dict[str, Path]:
+    """The pages by name: of an installed package those in epsilons/docs, of a checkout those in docs."""
+    package = Path(__file__).parents[1]
+    folder = package / "docs" if (package / "docs").is_dir() else package.parents[1] / "docs"
+    return {file.stem: file for file in sorted([*folder.glob("*.md"), *folder.glob("doors/*.md")])}
+
+
+def docs_command(
+    page: Annotated[str | None, typer.Argument(help="A page. Without it, all are listed.")] = None,
+) -> None:
+    """Print a page of the documentation, as Markdown, or the names and titles of all pages."""
+    if page is not None:
+        print(named(pages(), page, "page of the documentation").read_text(encoding="utf-8"))
+        return
+    for name, file in pages().items():
+        title = next(line for line in file.read_text(encoding="utf-8").split("\n") if line.startswith("# "))
+        print(f"{name:<24} {title[2:]}")

@@ -28,8 +28,8 @@ LARGEST_EPSILON = 1000.0
 
 # -- Whole numbers of pico-nats: what a person may spend at each Rényi order, and what a run costs them
 #
-# Costs are rounded up once for all steps of a row, and caps are rounded down. Sums of whole numbers do not depend on the
-# order of their terms, and what is given back is exactly what was charged.
+# Costs are rounded up once for all steps of a row, and caps are rounded down. Sums of whole numbers do not depend on
+# the order of their terms, and what is given back is exactly what was charged.
 
 
 def caps(epsilon: npt.ArrayLike, delta: npt.ArrayLike, home: npt.ArrayLike) -> IntArray:

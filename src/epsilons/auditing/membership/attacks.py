@@ -388,8 +388,8 @@ ATTACKS: Mapping[str, Attack] = {
     "lira-raw": _by("raw", _online_own),  # the code of the paper on Sample and Scale
     "rmia": lambda signals: _rmia(signals, _online),
     "rmia-offline": lambda signals: _rmia(signals, _rmia_offline),
-    # Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning", arXiv 1709.01604v5, Adversary 2 (threshold):
-    # the score is −loss = log p of the true class. It needs no references, and the statistics cover every threshold.
+    # Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning", arXiv 1709.01604v5, Adversary 2: the
+    # score is −loss = log p of the true class. It needs no references, and the statistics cover every threshold.
     "loss": lambda signals: signals.checked("log_p").copy(),  # the negative loss
 }
 
