@@ -128,7 +128,7 @@ for inputs, targets in private.batches:
     private.backward(torch.nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
     private.step()
 private.close()
-assert epsilons.fit(torch.nn.Linear(4, 2), data, made, budgets=budgets, progress=True).charged == (3,)
+assert epsilons.fit(torch.nn.Linear(4, 2), data, made, budgets=budgets, training=epsilons.Training(progress=True)).charged == (3,)
 """
 
 MISSING = """
@@ -146,7 +146,7 @@ for use in (
         use()
     except ImportError as error:
         assert isinstance(error, epsilons.EpsilonsError)
-        assert str(error).endswith("is not installed. It is in an extra: pip install 'epsilons[app]'"), error
+        assert str(error).endswith("in the extra `app`: pip install '.[app]' in a clone of epsilons"), error
     else:
         raise AssertionError("it needs no package of the extra")
 """
@@ -167,7 +167,9 @@ def test_the_command_line_without_its_packages_prints_one_line(absent, words, tm
     code = hidden + f"sys.argv = ['epsilons', *{words}]\nfrom epsilons.__main__ import main\nmain()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"epsilons: {absent} is not installed. It is in an extra: pip install 'epsilons[app]'\n"
+    assert ran.stderr == (
+        f"epsilons: {absent} is not installed. It is in the extra `app`: pip install '.[app]' in a clone of epsilons\n"
+    )
 
 
 def test_the_extra_app_is_what_the_package_says_it_is():

@@ -262,7 +262,7 @@ def test_init_drops_identifiers_and_asks_about_several_records_of_a_person(name,
     repeated = [f"{i // 4},{row.partition(',')[2]}" for i, row in enumerate(rows)]
     Path("people.csv").write_text("\n".join([header.replace("id", name, 1), *repeated]) + "\n")
     question = f"'{name}' has 20 values in 80 rows: several rows of one person? The draft has one budget per value"
-    init(words=(question, "persons.html"))
+    init(words=(question, "epsilons docs persons"))
     assert question in Path("people.toml").read_text()
     data = read_config(Path("people.toml")).data
     assert (data.person, data.drop, set(data.categorical)) == (name, [name], {"town", "job"})

@@ -183,7 +183,7 @@ def test_in_python_the_metadata_say_what_computed_the_inputs(fit, tmp_path, monk
     def guarantee(features: object, folder: str) -> str:
         metadata, model = {"features": features}, torch.nn.Linear(3, 2)
         if fit:
-            epsilons_fit(model, data, made, budgets=budgets, run_dir=folder, metadata=metadata)
+            epsilons_fit(model, data, made, budgets=budgets, run_dir=RunFolder(folder, metadata=metadata))
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with make_private(

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from epsilons.training.parts import Turns
 from torch import Tensor
 
 from epsilons.core.files import FolderLock
 from epsilons.errors import CallOrderError, EpsilonsError, InputError, LedgerError, RunError
 from epsilons.ledger.ledger import Ledger, line_hash
 from epsilons.training.noisy_update import NoisyUpdate
+from epsilons.training.turns import Turns
 from small_runs import a_model, blocks_of, epochs, everyone, losses_of, parameters_of, private_over, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -65,7 +65,9 @@ def other_command_works(command: str) -> bool:
         return True  # test_words.py has the wheel's name; it takes a network, so no test builds it
     if optional := re.fullmatch(r'pip install "([^"\[]+)"', command):
         return optional[1] in OPTIONAL
-    cloned = re.fullmatch(r'pip install (?:\.|"\.\[(\w+)\]")', command)  # never by name: no index has the package
+    cloned = re.fullmatch(
+        r"pip install (?:\.|[\"']\.\[(\w+)\][\"'])", command
+    )  # never by name: no index has the package
     return bool(cloned) and cloned[1] in {None, *EXTRAS}
 
 

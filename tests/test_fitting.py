@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
+from epsilons.core import progress_line
 from epsilons.data import load
 from epsilons.draws.randomness import key_from_seed
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
@@ -460,7 +461,7 @@ def test_the_secure_source_trains_too():
             "No loss is called 'hinge'; there are: cross_entropy, binary_cross_entropy, mse",
         ),
         ({"optimizer": "lion"}, InputError, "No optimizer is called 'lion'; there are: sgd, adam, adamw"),
-        ({"resume": True}, RunError, "needs run_dir="),
+        ({"resume": True}, RunError, "needs a path"),
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
         ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "one budget per record"),
         ({"optimizer": SGD(a_model().parameters())}, InputError, r"'sgd'.*lambda.*got an optimizer \(SGD\)"),
@@ -538,7 +539,7 @@ def test_probabilities_of_classes_are_targets_too():
 def test_the_time_left_follows_from_the_updates_of_this_process(monkeypatch, capsys):
     """Before the first: what is done once, or steps of a process that was cut off. A last block is charged at once."""
     clock, ticks = [0.0], []
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress_line, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(progress, "spent", lambda private: "ε")
     private = SimpleNamespace(ledger=SimpleNamespace(charged=(0,)), plan=SimpleNamespace(steps=100))
     private.on_update = ticks.append

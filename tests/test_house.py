@@ -165,11 +165,13 @@ def update():
 OPACUS = """
 from epsilons.opacus import PrivacyEngine
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=50)
+levels = [2.0 if (i // 3) % 3 else 0.5 for i in range(400)]
 made = PrivacyEngine().make_private_with_epsilon(
     module=model, optimizer=optimizer, data_loader=loader, epochs=6, target_epsilon=levels, target_delta=1e-5,
     max_grad_norm=1.0,
 )
-model, optimizer, batches = made[0], made[1], iter(made[2])
+model, optimizer, loader = made
+batches = (batch for _ in range(6) for batch in loader)
 loaded, others = [], []
 
 def update():

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import epsilons
 from epsilons.errors import BatchDependenceError, CallOrderError, EpsilonsError, InputError, ModelError
 from epsilons.training import Performance
-from options import make_flat
+from options import grouped, make_flat
 from small_runs import close, of_phases, parameters_of, same, some_budgets, some_data, some_plan
 
 L = pytest.importorskip("lightning")
@@ -72,7 +72,9 @@ class Module(L.LightningModule):
 def a_strategy(**options: Any) -> Any:
     usual = {"clip_norm": 0.5, "accountant": "rdp", "performance": Performance(max_physical_batch=5)}
     key = {} if "seed" in options else {"key": KEY}
-    return door.PrivateStrategy(options.pop("budgets", some_budgets()), **usual | key | options)
+    budgets = options.pop("budgets", some_budgets())
+    given = grouped(None, usual | key | options)
+    return door.PrivateStrategy(budgets, records=given.pop("data"), **given)
 
 
 def a_trainer(strategy: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from epsilons.errors import DataError
 from epsilons.training import Performance
-from epsilons.training.private_setup import without_loader
+from epsilons.training.values import Records, as_records
 from small_runs import Listed, a_model, parameters_of, private_over, same, some_data, some_plan, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,14 +22,17 @@ def doubled(records):
 
 def test_a_loader_is_taken_for_its_data_workers_and_collate_function():
     loader = DataLoader(DATA, 7, shuffle=True, num_workers=2, collate_fn=doubled, drop_last=True)
-    assert without_loader(loader, Performance(engine="loop"), None) == (
-        DATA,
+    assert as_records(loader, Performance(engine="loop")) == (
+        Records(DATA, doubled),
         Performance(engine="loop", num_workers=2),
-        doubled,
     )
-    assert without_loader(loader, Performance(num_workers=1), len) == (DATA, Performance(num_workers=1), len)
-    assert without_loader(DataLoader(DATA, 7), Performance(), None)[2] is None
-    assert without_loader(DATA, Performance(), len) == (DATA, Performance(), len)
+    given = Records(loader, len, rows_per_person=2)
+    assert as_records(given, Performance(num_workers=1)) == (
+        Records(DATA, len, rows_per_person=2),
+        Performance(num_workers=1),
+    )
+    assert as_records(DataLoader(DATA, 7))[0].collate_fn is None
+    assert as_records(Records(DATA, len)) == (Records(DATA, len), Performance())
 
 
 def test_a_loader_trains_as_its_data_set_does():

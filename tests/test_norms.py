@@ -336,7 +336,7 @@ def warned(*expected_batches: float, clip_norm: tuple[float, float] = (1.0, 1.0)
 def test_make_private_warns_once_if_draws_may_be_too_large():
     (message,) = warned(12.0, 2e6, 3e6)
     assert message.startswith("With draws of about 2,000,000 records in physical batches of 256, rounding in 64 bits")
-    assert "use a smaller batch_size (the range is widest with max_physical_batch=1414). See " in message
+    assert "use a smaller batch_size (the range is widest with max_physical_batch=1414). See" in message
 
 
 @pytest.mark.parametrize(

@@ -302,17 +302,17 @@ def test_training_gets_each_rows_person_and_the_rows_per_person(folder, monkeypa
     change("steps = 4", "steps = 4\nrows_per_person = 3\nviews = 2")
     asked: dict[str, Any] = {}
 
-    def fit(*arguments: Any, **named: Any) -> None:
-        asked.update(named)
+    def fit(model: Any, records: Any, *arguments: Any, **named: Any) -> None:
+        asked.update(named | {"records": records})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train_config, "fit", fit)
     epsilons("train", "visits.toml")
     data = prepared()
     assert data.persons is not None
-    assert asked["persons"].tolist() == data.persons.tolist()
+    assert asked["records"].persons.tolist() == data.persons.tolist()
     assert asked["budgets"].group.tolist() == data.budgets.group.tolist()
-    assert (asked["rows_per_person"], asked["views"]) == (3, 2)
+    assert (asked["records"].rows_per_person, asked["records"].views) == (3, 2)
 
 
 def test_the_statement_that_rows_are_persons_is_reported(folder):

@@ -295,9 +295,10 @@ found = []
 def keep(private): found.append(private.ledger.key)
 limit = {"a", "b", "c"}
 loss = lambda out, y: (out - y).square().mean(1) * len(limit & {"x", "a", "y"})
-epsilons.fit(Odd(), (torch.ones(20, 3), torch.zeros(20, 2)), plan, budgets=budgets, loss=loss, seed=3,
-             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), callbacks=[keep], device="cpu", progress=False,
-             scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+epsilons.fit(Odd(), (torch.ones(20, 3), torch.zeros(20, 2)), plan, budgets=budgets, seed=3, callbacks=[keep],
+             training=epsilons.Training(
+                 loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), device="cpu", progress=False,
+                 scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)))
 print(found[0])
 """
 
@@ -457,8 +458,8 @@ def test_a_key_of_a_seed_alone_is_what_it_always_was():
         ({"key": bytes(64)}, "takes 32 bytes; got 64"),
         ({"key": "0" * 32}, "takes 32 bytes; got a str"),
         ({"key": 5}, "takes 32 bytes; got a int"),
-        ({"key": bytes(32), "seed": 1}, "Got seed= and key="),
-        ({"key": bytes(32), "run_index": 1}, "run_index= has no effect on an explicit key="),
+        ({"key": bytes(32), "seed": 1}, "Got a seed and a key"),
+        ({"key": bytes(32), "run_index": 1}, "index= has no effect on an explicit key"),
     ],
 )
 def test_a_key_that_is_none_is_refused(options, words, tmp_path):

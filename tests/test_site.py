@@ -12,8 +12,8 @@ from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from epsilons.cli.config import Config
 
+from epsilons.configs.config import Config
 from pages import ROOT
 
 pytest.importorskip("mkdocs", reason="the documentation's tools are in the dependency group dev")

@@ -227,7 +227,7 @@ def app_packages() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in APP:
             raise
-        message = f"{package} is not installed. It is in an extra: pip install 'epsilons[app]'"
+        message = f"{package} is not installed. It is in the extra `app`: pip install '.[app]' in a clone of epsilons"
         raise MissingPackageError(message) from None
 
 

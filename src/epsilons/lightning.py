@@ -29,7 +29,7 @@ from .errors import CallOrderError, InputError
 from .ledger.plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
-from .training.arguments import Randomness, Records, RunFolder, as_folder, draws_of
+from .training.values import Randomness, Records, RunFolder, as_folder, draws_of
 
 __all__ = ["PrivateStrategy"]
 

@@ -18,7 +18,8 @@ from ..configs.config_file import read_config
 from ..configs.prepare import Prepared, prepare
 from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
-from ..ledger.run_folder import Attacked, RunFolder
+from ..ledger.run_folder import RunFolder
+from ..ledger.run_json import Attacked
 from ..models import build
 from ..planning import Plan
 from ..training import Performance

@@ -29,7 +29,7 @@ from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
-from ..training import EvalData, Performance, Private, Randomness, Records, Training, arguments, fit
+from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
 from ..training.distributed import launched_processes, process_group
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
@@ -285,7 +285,7 @@ def _train_once(
                 ),
                 evaluation=_eval_data(prepared, plan),
                 callbacks=[progress, *([board] if board else [])],
-                run_dir=arguments.RunFolder(run_dir, flags.resume, training.checkpoint_every, metadata, reservation),
+                run_dir=values.RunFolder(run_dir, flags.resume, training.checkpoint_every, metadata, reservation),
                 seed=Randomness(training.randomness, seed),
                 performance=Performance(**config.performance.model_dump()),
             )

@@ -41,13 +41,13 @@ from .rules import result_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INTERNAL = (_TORCH, _LIBRARY, "<frozen")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: Files that are on the way of every value out of a tensor.
 _ON_THE_WAY = (
     _HERE,
-    os.path.join(os.path.dirname(_HERE[: -len(os.sep)]), "mean_losses.py"),
+    os.path.join(_LIBRARY, "doors", "mean_losses.py"),
     "<frozen",
     f"{_TORCH}overrides.py",
     f"{_TORCH}_tensor.py",

@@ -22,7 +22,7 @@ from ..errors import BudgetError, CallOrderError, DataError, EpsilonsWarning, In
 from ..ledger.plan_folder import PlanFolder, opened
 from ..planning import Phase, Plan, Recipe, plan
 from ..training import Performance
-from ..training.arguments import as_records, draws_of
+from ..training.values import as_records, draws_of
 from .loader import PrivateLoader
 from .wrappers import PrivateModule, PrivateOptimizer
 

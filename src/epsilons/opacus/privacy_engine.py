@@ -20,7 +20,7 @@ from ..ledger.plan_folder import PlanFolder
 from ..models import model_checks
 from ..planning import Plan
 from ..training import Performance, Private, make_private
-from ..training.arguments import Randomness, Records, RunFolder, as_records, draws_of
+from ..training.values import Randomness, Records, RunFolder, as_records, draws_of
 from . import accountant, arguments
 from .accountant import Accountant
 from .arguments import Request

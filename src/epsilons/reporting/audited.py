@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..core.disclosure import of_unit
 from ..errors import RunError, parsed_json
-from ..ledger.run_folder import Strict
+from ..ledger.run_json import Strict
 from .load_run import RunRecord
 from .statements import Origins
 

@@ -19,7 +19,7 @@ from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
-from ..ledger.run_folder import RunSettings
+from ..ledger.run_json import RunSettings
 from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES

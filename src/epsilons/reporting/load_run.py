@@ -18,7 +18,8 @@ from ..accounting import Accountant
 from ..core.files import sha256_of
 from ..errors import RunError
 from ..ledger.account import read
-from ..ledger.run_folder import SCHEMA, MetricsRow, PlanSlot, RunFolder, RunSettings, read_metrics
+from ..ledger.run_folder import SCHEMA, RunFolder, read_metrics
+from ..ledger.run_json import MetricsRow, PlanSlot, RunSettings
 from ..planning import Plan
 from .membership import MembershipResult, load
 

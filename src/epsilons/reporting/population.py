@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, at_least
 from ..ledger import plan_folder
-from ..ledger.run_folder import EvalData, MetricsRow, RunSettings
+from ..ledger.run_json import EvalData, MetricsRow, RunSettings
 from ..planning import Plan
 from ..planning.guarantee import EACH_ROW
 from ..planning.plan_numbers import SHARES

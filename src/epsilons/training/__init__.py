@@ -5,13 +5,13 @@ from __future__ import annotations
 from ..clipping import ENGINES
 from ..clipping.engine import Engine, NonFiniteGradientError, clip_factors
 from ..models.mending import mend
-from .arguments import Randomness, Records, RunFolder
 from .distributed import Ranks
 from .fitting.evaluation import EvalData
 from .fitting.fit_loop import Training, fit
 from .performance import Performance
 from .private import Private
 from .private_setup import make_private
+from .values import Randomness, Records, RunFolder
 
 __all__ = [
     "ENGINES",

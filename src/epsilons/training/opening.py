@@ -29,11 +29,11 @@ from ..ledger.plan_folder import PlanFolder, Slot
 from ..ledger.run_folder import RunFolder
 from ..planning import Plan
 from ..registry.registry import roster_digest
-from . import arguments, checkpoints, validation
-from .arguments import Records
+from . import checkpoints, validation, values
 from .datasets import Source
 from .distributed import Ranks
 from .performance import Decided, Performance
+from .values import Records
 
 #: Settings that a run may have, and no entry of the metadata may be called.
 OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
@@ -52,8 +52,8 @@ class Request:
     plan: Plan
     plan_folder: PlanFolder | None
     budgets: Budgets
-    folder: arguments.RunFolder
-    randomness: arguments.Randomness
+    folder: values.RunFolder
+    randomness: values.Randomness
     performance: Performance
     has_classes: bool | None = None
     is_whole_loop: bool = False

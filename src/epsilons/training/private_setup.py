@@ -25,13 +25,13 @@ from ..ledger.plan_folder import PlanFolder, opened
 from ..models import model_checks
 from ..planning import Plan
 from . import validation
-from .arguments import Randomness, RunFolder, as_folder, as_randomness, as_records
 from .datasets import Source, data_source, first_record
 from .distributed import Ranks, hash_of
 from .opening import Inputs, OpenRun, Request, open_run
 from .performance import Decided, Performance, Trial
 from .private import Private
 from .validation import warn_if_classes_show_budgets
+from .values import Randomness, RunFolder, as_folder, as_randomness, as_records
 
 
 def make_private(

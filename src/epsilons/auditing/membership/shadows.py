@@ -26,12 +26,13 @@ from torch import Tensor, nn
 
 from ...budgets.budgets import Budgets
 from ...core.mechanism import IntArray
-from ...core.progress import Pace, can_rewrite, live_line
+from ...core.progress_line import Pace, can_rewrite, live_line
 from ...draws.randomness import Randomness
 from ...errors import EpsilonsWarning, ModelError, Package, app_packages
 from ...planning import Plan, Recipe, plan
 from ...planning.plan_numbers import SHARES
-from ...training import Performance, Training, arguments, fit
+from ...training import Performance, Training, fit
+from ...training import values as training_values
 from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer
 from ...training.validation import groups_of
@@ -198,7 +199,7 @@ def alone(setting: ShadowSetting, block: Block, member: BoolArray, progress: Sha
         budgets=setting.budgets.subset(included),
         training=Training(loss=setting.loss, optimizer=setting.optimizer, device=setting.device, progress=False),
         performance=setting.performance,
-        seed=arguments.Randomness.with_key(setting.randomness(shadow).key),
+        seed=training_values.Randomness.with_key(setting.randomness(shadow).key),
         callbacks=[] if progress is None else [lambda private: progress(private.updates / plan.steps)],
     )
     return lambda inputs: model(inputs.to(setting.device))[None]

@@ -21,18 +21,18 @@ from ...budgets.budgets import Budgets
 from ...core.files import sync_folder
 from ...draws import fingerprints
 from ...errors import DataError, EpsilonsError, InputError, RunError, app_packages
-from ...ledger import model_file, run_folder
+from ...ledger import run_folder
 from ...ledger.account import read_account
 from ...ledger.plan_folder import PlanFolder, opened
 from ...ledger.run_folder import read_metrics
 from ...models import model_checks, name_of
 from ...planning import Plan, display
 from .. import checkpoints, validation
-from ..arguments import Randomness, Records, RunFolder, as_folder, as_randomness, as_records
 from ..opening import Request
 from ..performance import Performance
 from ..private import Private
 from ..private_setup import set_up
+from ..values import Randomness, Records, RunFolder, as_folder, as_randomness, as_records
 from .evaluation import EvalData, Loss, evaluate
 from .losses import (
     LOSSES,
@@ -125,6 +125,8 @@ class Run:
 
         Raises RunError if the folder holds no run or its files are damaged, LedgerError if its ledger was altered.
         """
+        with app_packages():
+            from ...ledger import model_file
         folder = run_folder.RunFolder(Path(path))
         if model_file.is_release(folder.path):
             raise RunError(
@@ -339,11 +341,13 @@ def _settings_of(held_out: EvalData | None) -> dict[str, Any]:
     """What run.json says about the test data."""
     if held_out is None:
         return {}
-    classes = None if held_out.classes is None else list(held_out.classes)
-    data = run_folder.EvalData.model_construct(
-        data="public" if held_out.public else "private", records=len(held_out), classes=classes
-    )
-    return {"eval_data": data.model_dump()}
+    return {
+        "eval_data": {
+            "data": "public" if held_out.public else "private",
+            "records": len(held_out),
+            "classes": None if held_out.classes is None else list(held_out.classes),
+        }
+    }
 
 
 def _label(which: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ...core import notebook
 from ...core.disclosure import has_small_cells
 from ...core.files import close_folder
-from ...core.progress import Pace, can_rewrite, live_line
+from ...core.progress_line import Pace, can_rewrite, live_line
 from ...errors import InputError
 from ...planning.plan_numbers import CURVE_POINTS
 from ..private import Private

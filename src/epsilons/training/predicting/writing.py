@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.files import for_owner
-from ...core.progress import live_line
+from ...core.progress_line import live_line
 from ...errors import DataError, InputError
 from ...ledger.model_file import TableInputs
 from ...tabular import UNSTATED, Marks, are_decimal, is_text
