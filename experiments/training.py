@@ -78,6 +78,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         evaluation=EvalData(_tensors(test_data), public=True, every=math.ceil(plan.steps / settings.evaluations)),
         callbacks=[progress, watch],
         run_dir=epsilons.RunFolder(folder, resume=True, metadata=words),
+        # the same coins for every method; a repeated cell gives the same numbers
         seed=epsilons.Randomness.with_key(key_from_seed(seed)),
         performance=Performance(max_physical_batch=GPU_BATCH if gpu else "auto"),
     )

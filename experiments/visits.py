@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -214,22 +214,24 @@ def visits(settings: VisitSettings, seed: int, label: str = "", device: str = "a
     plan = _plan_of(settings, budgets)
     torch.manual_seed(seed)
     model = build(settings.model, data.train.inputs.shape[1:], data.outputs, hidden=[64])
-    of_persons: dict[str, Any] = {"persons": data.persons, "rows_per_person": settings.rows_per_person}
     inputs, targets = map(torch.from_numpy, data.train)
     tests, answers = map(torch.from_numpy, data.test)
+    records = epsilons.Records((inputs, targets))
+    if budgets.unit == "person":
+        records = replace(records, persons=data.persons, rows_per_person=settings.rows_per_person)
     run = epsilons.fit(
         model,
-        (inputs, targets),
+        records,
         plan,
         budgets=budgets,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        eval_data=EvalData((tests, answers), public=True),
-        eval_every=math.ceil(plan.steps / settings.evaluations),
-        device="cuda" if device == "cuda" else "cpu",
-        key=key_from_seed(seed),
-        progress=False,
-        **(of_persons if budgets.unit == "person" else {}),
+        training=epsilons.Training(
+            lr=settings.lr,
+            momentum=settings.momentum,
+            device="cuda" if device == "cuda" else "cpu",
+            progress=False,
+        ),
+        evaluation=EvalData((tests, answers), public=True, every=math.ceil(plan.steps / settings.evaluations)),
+        seed=epsilons.Randomness.with_key(key_from_seed(seed)),
     )
     last = run.metrics[-1]
     return {

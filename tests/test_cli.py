@@ -128,7 +128,8 @@ for inputs, targets in private.batches:
     private.backward(torch.nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
     private.step()
 private.close()
-assert epsilons.fit(torch.nn.Linear(4, 2), data, made, budgets=budgets, training=epsilons.Training(progress=True)).charged == (3,)
+shown = epsilons.Training(progress=True)
+assert epsilons.fit(torch.nn.Linear(4, 2), data, made, budgets=budgets, training=shown).charged == (3,)
 """
 
 MISSING = """

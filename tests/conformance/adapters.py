@@ -320,6 +320,7 @@ class Ours:
                 plan,
                 budgets=budgets,
                 run_dir=epsilons.RunFolder(given.run_dir, resume=given.resume, checkpoint_every=given.every),
+                # One key for one seed, whatever the data: neighbours are compared under the same draws and noise.
                 seed=epsilons.Randomness.with_key(None if given.seed is None else key_from_seed(given.seed)),
                 performance=epsilons.Performance(self.engine, given.physical_batch or "auto", given.num_workers),
             )
