@@ -3,7 +3,7 @@
     python benchmarks/fixed_rows.py --rounds 5 --out benchmarks/results/fixed_rows.json
 
 Kernels may round differently for another number of rows, so whether one record was drawn can change the last bits of
-what is computed for others (docs/limits.md). A fixed number of rows, filled up with copies (their losses are selected
+what is computed for others (docs/concepts.md). A fixed number of rows, filled up with copies (their losses are selected
 out), would end that. Per model: seconds of one clipped sum for every size, interleaved, medians of the processor's time
 on one thread; then the mean over 2,000 Poisson draws of what they add up to, for each fixed size, relative to batches
 cut as they are by default.

@@ -329,3 +329,15 @@ def test_a_model_that_does_not_train_by_record_is_refused():
     with pytest.raises(ModelError, match="BatchNorm1d"):
         fitted(Normed())
     assert issubclass(ModelError, EpsilonsError)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"records": epsilons.Records([1.0])}, "loader has the data"),
+        ({"run_dir": epsilons.RunFolder("run", checkpoint_every=5)}, "Leave out checkpoint_every"),
+    ],
+)
+def test_what_the_strategy_would_not_use_is_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        door.PrivateStrategy(some_budgets(), **options)

@@ -459,7 +459,7 @@ def trained_apart(common: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
         ({"seed": None}, "randomness (rank 0: seeded, rank 1: philox)"),
         ({"seed": None, "key": bytes(32)}, "the key (rank 1 from rank 0)"),
-        ({"run_index": 1}, "run_index (rank 0: 0, rank 1: 1)"),
+        ({"run_index": 1}, "the index of the randomness (rank 0: 0, rank 1: 1)"),
         ({"model_seed": 1}, "the model's values (rank 1 from rank 0)"),
         ({"lr": 0.3}, "the optimizer's settings"),
         ({"engine": "loop"}, "engine (rank 0: Vmap, rank 1: Loop)"),

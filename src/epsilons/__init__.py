@@ -2,7 +2,7 @@
 
     budgets = epsilons.Budgets([1.0, 3.0, 2.0, …], delta=1e-5)                # one epsilon per record
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=9_375, batch_size=512, clip_norm=0.2))
-    private = epsilons.make_private(model, optimizer, dataset, plan, budgets=budgets)
+    private = epsilons.make_private(model, optimizer, data, plan, budgets=budgets)
 
 Planning needs no torch: the modules for training are loaded when they are first used.
 """

@@ -92,8 +92,12 @@ class PrivateStrategy(SingleDeviceStrategy):
         self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
         self._records, self._seed, self._performance = records or Records(None), seed, performance
-        # checkpoints only together with Lightning's
-        self._folder = replace(as_folder(run_dir), checkpoint_every=10**9)
+        folder = as_folder(run_dir)
+        if self._records.data is not None:
+            raise InputError("The Trainer's loader has the data: Records(None, persons=…) says whose they are.")
+        if folder.checkpoint_every is not None:
+            raise InputError("A run's checkpoints are Lightning's own here. Leave out checkpoint_every.")
+        self._folder = replace(folder, checkpoint_every=10**9)  # only together with Lightning's
         self._loop: ForeignLoop | None = None
         self._draws: Iterator[Iterator[Any]] = iter(())
         self._draw: Iterator[Any] = iter(())

@@ -5,7 +5,7 @@ that the engine computed, times √(1 + HEADROOM): an upper bound on the norm of
 and kernels have the same headroom, so no record decides by how much another is shortened. Contributions are added in 64
 bits, and the factor is reduced by 2⁻²⁰ for their rounding. So, given each record's computed gradient, the sums of two
 data sets that differ in one record differ by at most weight · clip_norm of that record (docs/engine.md#norms). One more
-record may change the last bits of the gradients of others (docs/limits.md).
+record may change the last bits of the gradients of others (docs/concepts.md).
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class PerformanceSection(_Section):
     """How per-record gradients are computed: auto, loop, vmap or ghost."""
     max_physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Largest number of records computed at once; auto: by the size of the model, its memory and the expected draw. It
-    changes results by rounding errors alone ([Limits](limits.md))."""
+    changes results by rounding errors alone ([Limits](concepts.md#what-no-check-can-see))."""
     allocator: bool | Literal["auto"] = "auto"
     """Whether glibc keeps freed memory in the process; auto: where there is glibc."""
     channels_last: bool | Literal["auto"] = "auto"

@@ -170,7 +170,7 @@ class _ChaCha20:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
         except ImportError:
             raise InputError(
-                'randomness="secure" needs the package cryptography: pip install "cryptography>=42".'
+                'Secure randomness needs the package cryptography: pip install "cryptography>=42".'
             ) from None
         # Every subkey is used for one stream only, so the nonce may be constant.
         self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
@@ -315,7 +315,7 @@ def sample_hash(source: str) -> str:
 
 
 def key_from_seed(seed: int) -> bytes:
-    """32 bytes that depend on the seed alone, for make_private(key=…): several runs then share coins and noise.
+    """32 bytes that depend on the seed alone, for Randomness.with_key(…): several runs then share coins and noise.
 
     It gives no guarantee: anyone can compute it, and in the difference of two sums the shared noise cancels. For tests,
     comparisons of methods under equal coins, and replays on data with one record changed.

@@ -32,5 +32,5 @@ How the parts fit:
     data_sets      records that depend on what was read before, or hold the data of others
     messages       what is refused, and what is said then
 
-What the check cannot see is on the page docs/limits.md.
+What the check cannot see is on the page docs/concepts.md.
 """

@@ -127,7 +127,7 @@ def not_covered(record: RunRecord, model: ModelFile) -> tuple[str, ...]:
     if not_stated:
         reasons.append(
             f"it is not stated whether {in_words(not_stated)} were read off the data (data.read_off = [] in the "
-            'config says that nothing was; for fit, metadata={"provenance": []})'
+            'config says that nothing was; for fit, RunFolder(path, metadata={"provenance": []}))'
         )
     if record.settings.randomness == "seeded":
         reasons.append("the run was seeded, and with the seed the noise can be removed")
@@ -138,7 +138,8 @@ def _finished_model(record: RunRecord) -> ModelFile:
     """The model.json of a run that has ended. Raises RunError for another run."""
     if record.made is None or record.key_left:
         raise RunError(
-            f"The run in {record.path} is not finished, so it is not released. Continue it with --resume (resume=True)."
+            f"The run in {record.path} is not finished, so it is not released. Continue it with --resume, or with "
+            "RunFolder(path, resume=True)."
         )
     if not (record.path / model_file.WEIGHTS).is_file():
         raise RunError(

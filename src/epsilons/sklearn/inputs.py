@@ -36,7 +36,7 @@ _SAMPLE_WEIGHT = (
 
 _PERSONS = (
     "Persons with several rows are not supported here: folds and searches split rows, and what they cost is counted by "
-    "record. Train with epsilons.make_private(…, persons=ids, rows_per_person=…) or epsilons.fit."
+    "record. Train with epsilons.fit on epsilons.Records((X, y), persons=ids, rows_per_person=…)."
 )
 
 

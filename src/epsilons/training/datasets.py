@@ -379,7 +379,7 @@ def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[A
     if isinstance(dataset, DataLoader):
         raise DataError(
             "Got a DataLoader. Records are drawn here, each at its own rate: pass the data set itself "
-            "(loader.dataset), and Performance(num_workers=…) and collate_fn= if you need them."
+            "(loader.dataset), and Performance(num_workers=…) and Records(…, collate_fn=…) if you need them."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(

@@ -179,7 +179,7 @@ class Ranks:
             raise RankError(
                 "Another rank cannot be reached: it ended, hangs, or took longer than the process group's timeout "
                 f"({str(error).strip().splitlines()[0]}). Nothing of this step was applied here. With a folder, "
-                "resume the run with resume=True, on as many ranks."
+                "resume the run with RunFolder(path, resume=True), on as many ranks."
             ) from error
         except BaseException:
             self.has_aborted = True  # interrupted: which call the other ranks wait in is unknown

@@ -39,7 +39,7 @@ from .values import Records
 OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Request:
     """What make_private or fit was asked for; has_classes: None if unknown.
 
@@ -64,7 +64,7 @@ class Request:
         return self.plan_folder is not None and self.plan_folder.is_subset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inputs:
     """What is known once a request was checked.
 
@@ -151,7 +151,7 @@ def _check_reservation(request: Request, inputs: Inputs) -> None:
     if reservation is None and plan.groups.starts is not None:
         raise RegistryError(
             "This plan was made on accounts of a registry, and its run must be charged there first. Pass "
-            "reservation=registry.reserve(…)."
+            "run_dir=RunFolder(path, reservation=registry.reserve(…))."
         )
     if reservation is not None and (reservation.plan, reservation.roster) != (plan.digest, roster_digest(inputs.group)):
         raise RegistryError(

@@ -141,7 +141,7 @@ class Performance:
 
     The guarantee depends on no field, given each record's computed gradient (docs/engine.md#norms bounds the rounding).
     With more than one record in a physical batch, a record can change how the gradients of others are computed:
-    docs/limits.md has an example, which max_physical_batch=1 prevents.
+    docs/concepts.md#what-no-check-can-see has an example, which max_physical_batch=1 prevents.
 
     engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
                         Engines differ by rounding

@@ -169,7 +169,7 @@ def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
         "the budgets": inputs.roster.encode(),
         "the model's values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]).encode(),
         "the optimizer's settings": "; ".join(settings),
-        "run_index": request.randomness.index,
+        "the index of the randomness": request.randomness.index,
     }
     if randomness.seeded:
         facts["the key" if request.randomness.seed is None else "the seed"] = randomness.commitment.encode()

@@ -46,7 +46,7 @@ from .signals import BoolArray, Signals, read_signals
 # block
 # has the same bits.
 #
-#     stacked  64 shadows as one batched program (training/stacked.py)
+#     stacked  64 shadows as one batched program (auditing/stacked.py)
 #     alone    one shadow by `fit`, on its members. A record that is out contributes nothing, and so does a record that
 #              is not in the data set: the sums are the same
 #

@@ -411,7 +411,7 @@ class _Evaluation:
             private.folder.append_metrics(row)
 
     def after_update(self, private: Private) -> None:
-        step, every = private.updates, self.held_out and self.held_out.every
+        step, every = private.updates, None if self.held_out is None else self.held_out.every
         if every and step % every == 0 and step < private.plan.steps:
             self.note(private)
             self._restore_modes()
