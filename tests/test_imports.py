@@ -199,6 +199,16 @@ def test_the_check_itself_finds_a_circle(files):
     assert circles({"p/__init__.py": "from .q import x", "p/q.py": "from . import r", "p/r.py": ""}) == []
 
 
+def test_whose_code_is_run_is_told_by_the_folder_of_this_package_alone():
+    """Checks of decisions skip the library's own code. Code beside it, in site-packages, is the caller's."""
+    pytest.importorskip("torch")
+    from epsilons.independence import watch
+
+    assert str(SOURCE) + "/" == watch._LIBRARY
+    assert not watch._is_internal(str(SOURCE.parent / "others" / "model.py"))
+    assert all(Path(path).exists() for path in watch._ON_THE_WAY if path != "<frozen")
+
+
 # -- planning needs no torch ---------------------------------------------------------------------------------------
 
 PLANNING = """

@@ -48,6 +48,27 @@ def registry(place):
 # -- charges -----------------------------------------------------------------------------------------------------
 
 
+def test_a_reservation_charges_everybody_in_full(registry):
+    reserve(registry, "one", IDS[:10], np.arange(10) % 2, table([20.0, 10.0]))
+    spent = registry.account(IDS).spent
+    by_hand = [
+        100 * epsilons.accounting.rdp.divergence(0.02, noise, epsilons.accounting.filter.ORDERS)
+        for noise in (20.0, 10.0)
+    ]
+    assert spent[:10] == pytest.approx(np.array(by_hand * 5), abs=2e-12)
+    assert (spent[10:] == 0).all()
+
+
+def test_a_quota_bounds_what_one_project_uses_of_anybody(registry):
+    registry.set_quota("cardiology", 0.5)
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
+    used = registry.account(IDS).used_share.max()
+    assert 0.25 < used < 0.5
+    with pytest.raises(RegistryRefusedError, match="quota"):
+        reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
+    reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="oncology")
+
+
 def test_what_was_not_made_is_given_back_exactly(registry):
     before = registry.account(IDS).spent
     reserve(registry, "kept", IDS, np.zeros(40, dtype=int), table([30.0]))
@@ -218,6 +239,15 @@ def test_budgets_that_no_account_can_keep_are_refused(registry, epsilon):
     with pytest.raises(RegistryError):
         registry.enrol(["new"], epsilon)
     assert registry.verify().people == 40
+
+
+def test_a_wish_that_no_row_has_is_refused_and_no_neighbours_caps_are_used(registry):
+    wishes = cohorts.Wishes(registry._database)
+    stored = wishes.ids
+    assert (wishes.places(stored) == np.arange(len(stored))).all()
+    for missing in (0, int(stored[-1]) + 1):
+        with pytest.raises(RegistryError, match="altered"):
+            wishes.caps(np.array([missing]))
 
 
 # -- a slow twin -------------------------------------------------------------------------------------------------

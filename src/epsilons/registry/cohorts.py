@@ -43,8 +43,11 @@ class Wishes:
         self.ids, self.home = columns[0].astype(np.int64), columns[3].astype(np.int64)
 
     def places(self, numbers: IntArray) -> IntArray:
-        """(…,) where the wishes with these numbers are."""
-        return np.searchsorted(self.ids, numbers)
+        """(…,) where the wishes with these numbers are. Raises RegistryError for a number that no wish has."""
+        found = np.searchsorted(self.ids, numbers)
+        if (found == len(self.ids)).any() or not np.array_equal(self.ids[found], numbers):
+            raise RegistryError(ALTERED)
+        return found
 
     def caps(self, numbers: IntArray) -> IntArray:
         """(…, orders) the caps of the wishes with these numbers."""
