@@ -111,10 +111,9 @@ def test_models_that_depend_on_the_number_of_records_are_refused_on_equal_rows(m
         train(private, lambda x, y: squares(private, x, y))
 
 
-@pytest.mark.parametrize("checks", ["loop", "model"])
-def test_a_foreign_loop_is_checked_on_equal_rows(checks):
+def test_a_foreign_loop_is_checked_on_equal_rows():
     private = opened(equal(), Divided())
-    loop = ForeignLoop(private, checks=checks)
+    loop = ForeignLoop(private)
 
     def run() -> None:
         for x, y in loop.batches:

@@ -47,10 +47,12 @@ class Cut:
 class CutCalls:
     """The cuts of the batch at hand.
 
+    on_cut    called with each leaf, before it is copied for the caller
     on_call   called with (module, args, kwargs) after each outermost call that was cut
     """
 
     parameters: Sequence[nn.Parameter]
+    on_cut: Callable[[Tensor], None]
     on_call: Callable[[nn.Module, Any, Any], None]
     cuts: list[Cut] = field(default_factory=list)
     is_on: bool = False
@@ -62,7 +64,7 @@ class CutCalls:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
         """The hooks of a copied model do nothing: a copied run would draw with the same key."""
-        return CutCalls([], _nothing)
+        return CutCalls([], _nothing, _nothing)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
@@ -144,6 +146,7 @@ class CutCalls:
         leaf = node.detach().requires_grad_()
         setattr(leaf, _BATCH, self.batch)
         self.cuts.append(Cut(node, leaf, self.calls))
+        self.on_cut(leaf)
         return leaf.clone()  # a copy, so that the caller may write to it
 
     # -- gradients -------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ class CutCalls:
                     cut.add(gradient)
 
 
-def _nothing(module: nn.Module, args: Any, kwargs: Any) -> None:
+def _nothing(*given: Any) -> None:
     """For hooks of a copy."""
 
 

@@ -13,12 +13,11 @@ The doors (`epsilons.opacus`, `epsilons.huggingface`, `epsilons.lightning`) are 
     loop.clip()                              # the first half of step(): clip and add this batch. True if the draw's
                                              # update is due, so that a door can leave step() to its framework
     loop.is_open                             # True from the issue of a batch until its step
-    private.is_check                         # this batch is only checked: log nothing, count nothing
     private.is_last                          # this batch is meant to complete its draw
     private.max_physical_batch = 32          # for the draws after this one
 
-One batch is one physical batch: a draw has one or several, after those that are only checked. A door that shows its
-framework one step per draw goes through `next(loop.draws)` inside that step.
+One batch is one physical batch: a draw has one or several. None is only for checks: see `loop_proof`, and `check_calls`
+below. A door that shows its framework one step per draw goes through `next(loop.draws)` inside that step.
 
 How it works. Let the loss be L = (1/n) Σ l_i(o_i), with o_i the outputs of the model for record i. Then n · ∂L/∂o_i is
 the gradient of l_i by o_i. The outermost calls of modules with trained parameters return copies of leaves
@@ -54,6 +53,7 @@ from ..training.datasets import seed_torch
 from ..training.microbatches import Issued
 from ..training.private import Private
 from .cut_calls import Cut, CutCalls
+from .loop_proof import LoopProof
 from .mean_losses import LossMode
 
 # -- The batch-independence check of a model's calls, where the loop around them is not to see altered batches
@@ -118,29 +118,22 @@ class ForeignLoop:
     """Turns a foreign loop's backward passes into losses per record for `private`.
 
     reduction   how the loop reduces the records of a batch: "mean" or "sum"
-    checks      "loop": at some steps the loop gets altered batches, and all that it computes is checked for dependence
-                between records. "model": the loop never sees one. Only the calls of the model are checked, and that the
-                loss keeps the records apart is taken on trust, but for the means that `mean_losses` refuses
 
-    Raises InputError for another reduction or other checks.
+    The model's calls are checked in altered forms, and what the loop computes around them by `LoopProof`.
+    Raises InputError for another reduction.
     """
 
-    def __init__(
-        self,
-        private: Private,
-        reduction: Literal["mean", "sum"] = "mean",
-        checks: Literal["loop", "model"] = "loop",
-    ) -> None:
+    def __init__(self, private: Private, reduction: Literal["mean", "sum"] = "mean") -> None:
         if reduction not in ("mean", "sum"):
             raise InputError(f'reduction must be "mean" or "sum" over the records of a batch, got {reduction!r}.')
-        if checks not in ("loop", "model"):
-            raise InputError(f'checks must be "loop" or "model", got {checks!r}.')
         self.private, self.reduction = private, reduction
-        private._issuer.checks_calls = checks == "model"
+        private._issuer.is_foreign = True
+        always_all = all((phase.sample_rate == 1).all() for phase in private.plan.phases)
+        self._proof = LoopProof(private.model, private._parameters, always_all)
+        self._given: list[tuple[int, list[Tensor]]] = []  # number of the call -> its inputs, of a watched batch
         self._to_check: list[Call] = []
-        self._calls = CutCalls(private._parameters, self._on_call)
+        self._calls = CutCalls(private._parameters, self._on_cut, self._on_call)
         self._calls.attach(private.model)
-        private._issuer.fewest = 2  # a model that drops dimensions of 1 fails on a single record
         self._mode: LossMode | None = None
         self._callers: list[FrameType] = []  # the caller's code that was run when the batch was handed to it
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.
@@ -152,12 +145,17 @@ class ForeignLoop:
 
     @property
     def batches(self) -> Iterator[Any]:
-        """The physical batches of all remaining draws. Raises what `private.batches` raises."""
+        """The physical batches of all remaining draws. Raises what `private.batches` raises.
+
+        A draw that an earlier loop was left in is over, as in the loop's own library. Its charge stays.
+        """
+        self.private._abandon_draw()
         return self._each(self.private.batches)
 
     @property
     def draws(self) -> Iterator[Iterator[Any]]:
-        """The physical batches of all remaining draws, one iterable per draw."""
+        """The physical batches of all remaining draws, one iterable per draw. Otherwise as `batches`."""
+        self.private._abandon_draw()
         return map(self._each, self.private.draws)
 
     def _each(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -168,6 +166,7 @@ class ForeignLoop:
                 if self.is_open:
                     self.private._turns.turn = "broken"
                     raise CallOrderError(f"The loop went on to the next batch without optimizer.step(). {_ORDER}")
+                self.private._issuer.goes_on = self._proof.is_open
         finally:
             self._end()
 
@@ -180,10 +179,12 @@ class ForeignLoop:
         self._leave_mode()
         self._leaked, self._callers = False, list(watch.own_frames())
         self._calls.begin()
+        if (seen := self._watch) is not None:
+            seen.is_elsewhere = lambda: self._calls.is_inside
 
     def _end(self) -> None:
         self._leave_mode()
-        self._callers, self._to_check = [], []
+        self._callers, self._to_check, self._given = [], [], []
         self._calls.end()
 
     def _leave_mode(self) -> None:
@@ -191,9 +192,15 @@ class ForeignLoop:
             mode, self._mode = self._mode, None
             leave(mode)
 
+    def _on_cut(self, leaf: Tensor) -> None:
+        if (seen := self._watch) is not None and leaf.ndim and len(leaf) == self._records:
+            seen.is_cut(leaf)
+
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.private._issuer.calls_are_due:
             self._to_check.append(Call(module, args, kwargs))
+        if (seen := self._watch) is not None:
+            self._given.append((self._calls.calls - 1, batches.tensors((args, kwargs))))
         if self._mode is None:
             # Iterators that handed the batch on are not run any more, or not at the moment.
             code = next((frame for frame in self._callers if watch.is_run_by(frame)), None)
@@ -258,6 +265,8 @@ class ForeignLoop:
         cuts = self._calls.used_by(loss)
         for cut in cuts:
             self._check_output(cut.output)
+        if (seen := self._watch) is not None:
+            seen.begins_backward(loss)
         is_per_record = loss.ndim > 0 and len(loss) == self._records > 1
         # The scale goes in from above: behind a mean, the number of records has then cancelled out.
         scale = self._records if self.reduction == "mean" and not is_per_record else 1
@@ -271,7 +280,13 @@ class ForeignLoop:
             self._is_ours = False
         for cut, gradient in zip(cuts, gradients, strict=True):
             cut.add(gradient)
-        self.private._issuer.has_gradients()
+        if seen is not None:
+            seen.has_gradients()
+
+    @property
+    def _watch(self) -> watch.OperatorWatch | None:
+        """Of the batch at hand, if it is watched."""
+        return self.private._issuer.watch
 
     @property
     def _records(self) -> int:
@@ -309,11 +324,12 @@ class ForeignLoop:
         self._leave_mode()
         if not self.is_open:
             raise CallOrderError(f"optimizer.step() was called outside a batch, or twice. {_ORDER}")
-        losses, calls = self._losses(), self._calls_to_check()
-        self._end()
         try:
+            losses, calls = self._losses(), self._calls_to_check()
+            self._end()
             self.private.backward(losses)
         except BatchDependenceError as error:
+            self.private._turns.turn = "broken"
             raise BatchDependenceError(f"{error} {self._advice}") from error
         if calls:
             self._check_calls(calls)
@@ -348,7 +364,8 @@ class ForeignLoop:
         if all(cut.gradient is None for cut in self._calls.cuts):
             raise CallOrderError(f"optimizer.step() was called before loss.backward(). {_ORDER}")
         self._calls.is_on = False  # a checkpointed module is called again
-        self._calls.link(is_thorough=self.private.is_check)
+        self._prove()
+        self._calls.link(is_thorough=self._watch is not None)
         used = [cut for cut in self._calls.cuts if cut.gradient is not None]
         for cut in used:
             self._check_output(cut.output)
@@ -356,6 +373,14 @@ class ForeignLoop:
         for cut in used[1:]:
             total = total + _share(cut)
         return total
+
+    def _prove(self) -> None:
+        """Check what the loop computed, if this batch is watched."""
+        if (seen := self._watch) is not None:
+            used = [cut for cut in self._calls.cuts if cut.gradient is not None]
+            numbers = {cut.call for cut in used}
+            given = [tensor for number, tensors in self._given if number in numbers for tensor in tensors]
+            self._proof.check(seen, given, [cut.gradient for cut in used if cut.gradient is not None])
 
     def step(self) -> bool:
         """Clip this batch, unless `clip` has; on the draw's last one add noise, update, and return True."""

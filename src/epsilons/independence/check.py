@@ -162,10 +162,6 @@ class IndependenceCheck:
         """Watch no more: the forward pass of this form is over, or the loop was left."""
         self._watch.end()
 
-    def has_gradients(self) -> None:
-        """A foreign loop has called backward for the form at hand."""
-        self._watch.has_gradients()
-
     def observe(self, losses: Tensor) -> None:
         """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
         variant, watched, reference = self._variant, self._watch.of(losses), self._reference
@@ -217,5 +213,5 @@ class IndependenceCheck:
         for read, produced in self._reads:
             if read.at >= produced or (read.is_truth and len(outcomes[read.line]) > 1):
                 continue  # the losses do not depend on it; or both outcomes gave the same losses
-            if read.is_decision:
+            if read.is_decision():
                 raise messages.decision(read)

@@ -51,7 +51,7 @@ def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
         if isinstance(state, Mixed) and tensor.is_floating_point():
             raise messages.collate(gathered.name, "computes", state.cause)
     for read in watch.watched.reads:
-        if read.is_decision:
+        if read.is_decision():
             raise messages.collate(gathered.name, "decides", read.line)
     return _repeatable(gathered, states, records)
 

@@ -127,6 +127,11 @@ def difference(whole: Watched, other: Watched) -> tuple[Step, str] | None:
     # Where one record is cut from the others, or Python saw other values, operators may differ for other reasons.
     if isinstance(whole.losses, Unknown) or whole.is_split or seen_by_python(whole) != seen_by_python(other):
         return None
+    return first_difference(whole, other)
+
+
+def first_difference(whole: Watched, other: Watched) -> tuple[Step, str] | None:
+    """The first step that is not the same in both, up to sizes that grow with the number of records, and how."""
     for one, two in zip_longest(whole.relevant, other.relevant):
         if one is None or two is None:
             return one or two, "runs for one number of records only"
@@ -164,13 +169,18 @@ def _difference(a: Step, b: Step, one: int, other: int) -> str:
     for left, right in zip(a.arguments, b.arguments, strict=False):
         sizes = [x[0] if isinstance(x, tuple) else x for x in (left, right) if not isinstance(x, str)]
         if len(sizes) == 2 and sizes[0] != sizes[1]:
-            is_same = sizes[0] * other == sizes[1] * one  # a size that grows with the records, or a value for each
+            # A size that grows with the records, or a value for each; the values' range may be known.
+            is_same = sizes[0] * other == sizes[1] * one and _ranges(left) == _ranges(right)
         else:
             values = zip_longest(_values(left), _values(right))
             is_same = all(p == q or (p != p and q != q) for p, q in values)
         if not is_same:
             return f"gets {_short(left)} for one and {_short(right)} for the other"
     return ""
+
+
+def _ranges(argument: Any) -> list[str]:
+    return [value for value in _values(argument) if isinstance(value, str)]
 
 
 def _short(argument: Any) -> str:

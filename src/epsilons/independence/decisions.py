@@ -44,13 +44,14 @@ class Place:
         return cls(frame.f_code.co_filename, _span(frame.f_code, frame.f_lasti))
 
 
-def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bool) -> bool:
+def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bool, is_late: bool = False) -> bool:
     """Whether a value of several records that was read here decides what comes next.
 
     places    where it was read, and the calls that led there, innermost first
     is_each   whether it holds one value per record, and no value of several
     is_exact  whether it is an integer or a truth value: a bound on one is nearly always about lengths
     is_truth  whether it is one truth value: without readable source, it counts as a decision
+    is_late   whether the loss was complete: only an `if` whose branches use the loss, or leave the loop, decides then
 
     False for an assertion, and for an `if` that only raises or logs.
     """
@@ -59,7 +60,7 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
         return is_truth
     if is_truth and isinstance(read, ast.IfExp):
         read = read.test
-    return _Following(places, is_exact).decides(read, 0, is_each)
+    return _Following(places, is_exact, is_late).decides(read, 0, is_each)
 
 
 #: True or False: the value decides, or does not. Else the expression that it is in now, and whether that holds one
@@ -68,8 +69,9 @@ _Step = bool | tuple[ast.AST, bool]
 
 
 class _Following:
-    def __init__(self, places: Sequence[Place], is_exact: bool) -> None:
-        self._places, self._is_exact = places, is_exact
+    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool) -> None:
+        # No bound on a value decides anything by itself once the loss is complete, as of a value that is exact.
+        self._places, self._is_exact, self._is_late = places, is_exact or is_late, is_late
         self._seen: set[tuple[ast.AST, bool]] = set()
 
     def decides(self, node: ast.AST, at: int, is_each: bool) -> bool:
@@ -86,7 +88,9 @@ class _Following:
     def _step(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> _Step:
         match parents.get(node):
             case (ast.If() | ast.While() | ast.IfExp()) as parent if node is parent.test:
-                return not is_each and not _is_harmless(parent)
+                return not is_each and not _is_harmless(parent) and not (self._is_late and _is_apart(parent, parents))
+            case ast.Compare() as parent if self._is_late:
+                return parent, False
             case ast.Compare() as parent if not is_each or any(isinstance(op, ast.In | ast.NotIn) for op in parent.ops):
                 return not _is_for_harmless(parent, parents)
             case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if not is_each and not self._is_exact:
@@ -222,6 +226,19 @@ def _is_harmless(node: ast.AST) -> bool:
         return isinstance(inner, ast.Raise | ast.Pass)
 
     return isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body))
+
+
+def _is_apart(node: ast.AST, parents: _Parents) -> bool:
+    """Whether no branch leaves the loop, or names anything that the call of backward in this function names."""
+    backward = [call for call in ast.walk(_scope(node, parents)) if isinstance(call, ast.Call) and _is_backward(call)]
+    of_loss = {inner.id for call in backward for inner in ast.walk(call) if isinstance(inner, ast.Name)}
+    inside = [inner for part in ast.iter_child_nodes(node) for inner in ast.walk(part)]
+    leaves = any(isinstance(inner, ast.Break | ast.Continue | ast.Return | ast.Yield) for inner in inside)
+    return bool(of_loss) and not leaves and not any(isinstance(n, ast.Name) and n.id in of_loss for n in inside)
+
+
+def _is_backward(call: ast.Call) -> bool:
+    return _name(call.func) in ("backward", "manual_backward")
 
 
 # -- source -----------------------------------------------------------------------------------------------------

@@ -38,6 +38,24 @@ def mixed_losses(losses: Mixed, model: nn.Module) -> BatchDependenceError:
     )
 
 
+def unproven(cause: object) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"It cannot be proven that the loss keeps the records of a batch apart: {cause} moves or joins records in a way "
+        "that is not known. Compute each record's loss from its own outputs, or write a loop of your own with "
+        "epsilons.make_private, which may try more."
+    )
+
+
+def not_repeated(step: Step, difference: str, one: int, other: int) -> BatchDependenceError:
+    where = f" at {step.line}" if step.line else ""
+    return BatchDependenceError(
+        f"The loop does not compute the same of every batch: the operator {step.operator}{where} {difference} ({one} and "
+        f"{other} records). So the loss may depend on the number of records, or on values of several that Python read. "
+        "Both change with every record. The model is as it was before. Use a mean over the records, and constants; a "
+        "weight that follows a schedule belongs into nn.Parameter(…, requires_grad=False)."
+    )
+
+
 def other_batch() -> BatchDependenceError:
     return BatchDependenceError(
         "The losses do not depend on the batch that the loop was handed, or depend on the batch before, which they did "

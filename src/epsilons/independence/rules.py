@@ -227,7 +227,32 @@ def repeat(call: Call) -> State:
     return shifted(call.state(call["self"]), len(call["repeats"]) - call["self"].ndim)
 
 
+def backward_of_slice(call: Call) -> State:
+    """The gradient of x[…, start:end] or x[…, i]: zeros but there. Nothing is known where it cut along the records."""
+    grad, size = call["grad_output"], list(call["input_sizes"])
+    (axis,) = axes(call["dim"], len(size))
+    state = call.state(grad)
+    if not isinstance(state, Rows) or state.axis is None:
+        return state
+    if call.name == "select_backward":
+        return replace(state, axis=state.axis + (axis <= state.axis))
+    return state if axis != state.axis or grad.shape[axis] == size[axis] else call.unknown()
+
+
+def index_put(call: Call) -> State:
+    """The gradient of x[arange(n), …] by x: each record's values at places of its own."""
+    x, given = call["self"], [i for i in call["indices"] if i is not None]
+    values = call.state(call["values"])
+    is_own = (
+        call["indices"][0] is not None and call.state(x) == FREE and _is_each_its_own(call, given, given[0], x.shape[0])
+    )
+    in_order = Rows(0, 1, 0, x.shape[0])
+    return in_order if is_own and {values, *map(call.state, given[1:])} <= {FREE, in_order} else call.unknown()
+
+
 INDEXING: dict[str, Rule] = {
+    **lines(backward_of_slice, "select_backward slice_backward"),
+    "index_put": index_put,
     "gather": meet(dim, Call.unknown, data="self index"),
     **lines(meet(dim, data="self index src value"), "scatter scatter_add scatter_reduce"),
     **lines(_added, "index_add index_reduce"),
@@ -269,7 +294,7 @@ def bag(call: Call) -> State | list[State]:
     return [replace(state, inner=state.inner // size), *(call.unknown() for _ in call.results[1:])]
 
 
-_of_classes = meet(all_but_the_first, Call.unknown, data="grad_output self target", others=Call.mixed)
+_of_classes = meet(all_but_the_first, Call.unknown, data="grad_output self target is_target", others=Call.mixed)
 _of_all = meet(every_axis, data="self target", others=Call.mixed)
 
 
@@ -278,6 +303,11 @@ def class_loss(call: Call) -> State | list[State]:
     if call["reduction"] != 0:
         return _of_all(call)
     return [_of_classes(call), *(call.mixed() for _ in call.results[1:])]
+
+
+def margin_loss(call: Call) -> State:
+    """multilabel_margin_loss: (n, classes) and (n, classes), and which of them are targets."""
+    return _of_classes(call) if call["reduction"] == 0 else _of_all(call)
 
 
 def class_loss_backward(call: Call) -> State:
@@ -294,7 +324,9 @@ LAYERS: dict[str, Rule] = {
     ),
     "embedding": meet(lambda call, x: (), data="indices"),
     **lines(bag, "_embedding_bag _embedding_bag_forward_only"),
-    **lines(class_loss, "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward"),
+    **lines(class_loss, "nll_loss_forward nll_loss2d_forward multi_margin_loss"),
+    "multilabel_margin_loss_forward": margin_loss,
+    **lines(margin_loss, "multi_margin_loss_backward multilabel_margin_loss_backward"),
     **lines(class_loss_backward, "nll_loss_backward nll_loss2d_backward"),
 }
 
@@ -316,6 +348,11 @@ def loss_by_entry(call: Call) -> State:
     return state if call["reduction"] == 0 else unless(state, range(max(t.ndim for t in call.tensors)), call.mixed())
 
 
+def loss_by_entry_backward(call: Call) -> State:
+    """A mean divides by the number of entries where no other operator sees it."""
+    return call.unknown() if call["reduction"] == 1 else pointwise(call)
+
+
 def copied(call: Call) -> State:
     """What is written over does not count."""
     source = call["src"] if isinstance(call["src"], Tensor) else call["value"]
@@ -331,13 +368,18 @@ POINTWISE: dict[str, Rule] = {
     **lines(
         pointwise,
         """_to_copy _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli log_sigmoid_forward
-        softplus_backward where masked_fill glu_jvp _conj _conj_physical polar complex floor_divide frexp zero normal
+        softplus_backward log_sigmoid_backward where masked_fill glu_jvp _conj _conj_physical polar complex floor_divide frexp zero normal
         uniform random exponential geometric cauchy log_normal""",
     ),
     **lines(
         loss_by_entry,
         """mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
         soft_margin_loss""",
+    ),
+    **lines(
+        loss_by_entry_backward,
+        """mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward
+        soft_margin_loss_backward""",
     ),
     **lines(copied, "copy fill"),
     **lines(

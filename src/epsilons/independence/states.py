@@ -247,10 +247,20 @@ class Storages:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
+        self._drawn: dict[int, Any] = {}  # random numbers, which depend on no record
         self.written: dict[int, int] = {}  # key -> how many operators had run when the storage was last written to
 
     def clear(self) -> None:
         self._entries.clear()
+        self._drawn.clear()
+
+    def put_drawn(self, tensors: Iterable[Tensor]) -> None:
+        """New tensors of random numbers, or computed from some, that depend on no record."""
+        for tensor in filter(is_dense, tensors):
+            self._drawn[key_of(tensor)] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def is_drawn(self, tensor: Tensor) -> bool:
+        return is_dense(tensor) and key_of(tensor) in self._drawn
 
     def state(self, tensor: Tensor) -> State:
         """Which records the values of this tensor depend on."""

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -27,14 +27,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.modules import leave
 from . import states
 from .decisions import Place, decides
-from .fixed_draws import Coins, fixed
+from .fixed_draws import DRAWS, Coins, fixed
 from .rules import result_of
 
 # -- Which line of the caller's code is being run: not torch's, not this library's
@@ -124,11 +124,13 @@ class Step:
     arguments  sizes as they are; of tensors that are free of records, their number of values and those that are
                compared; everything else but tensors as texts
     line       of the caller's code
+    is_apart   whether it ran on values of which each depends on one record
     """
 
     operator: str
     arguments: tuple[int | str | tuple[int, tuple[Any, ...]], ...]
     line: str
+    is_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,11 @@ class Read:
     places: tuple[Place, ...]
     at: int
 
-    @property
-    def is_decision(self) -> bool:
-        """Whether the caller's code decides by values of several records."""
+    def is_decision(self, is_late: bool = False) -> bool:
+        """Whether the caller's code decides by values of several records. is_late: as of `decisions.decides`"""
         is_one = isinstance(self.state, states.Rows) and self.state.axis is None
         is_each = not isinstance(self.state, states.Mixed)
-        return bool(self.places) and not is_one and decides(self.places, is_each, self.is_exact, self.is_truth)
+        return bool(self.places) and not is_one and decides(self.places, is_each, self.is_exact, self.is_truth, is_late)
 
 
 @dataclass
@@ -213,6 +214,8 @@ class OperatorWatch:
         self._coins, self._is_check = coins or Coins(0), is_check
         self._storages = states.Storages()
         self._constants: set[int] = set()
+        self.is_elsewhere: Callable[[], bool] = lambda: False  # while True, what Python reads is checked elsewhere
+        self._forward = 0  # the operators that made the losses of a foreign loop, as bits
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
         self._modes: list[Any] = []
         self._caller: FrameType | None = None
@@ -259,9 +262,35 @@ class OperatorWatch:
         for mode in reversed(modes):
             leave(mode)
 
+    def begins_backward(self, loss: Tensor) -> None:
+        """A foreign loop calls backward for this loss."""
+        self._forward |= self._storages.steps([loss])
+
     def has_gradients(self) -> None:
         """A foreign loop has called backward: what is read from now on shapes no loss, unless it calls it again."""
         self.watched.counted = len(self.watched.reads)
+
+    def is_cut(self, output: Tensor) -> None:
+        """What made these outputs of a model is checked elsewhere: each entry of axis 0 is one record's from now on."""
+        records = self.watched.records
+        self._storages.put(output, states.Rows(0, 1, 0, records) if records > 1 else states.Rows(None, 1, 0, 1))
+
+    def of_loop(self, given: Sequence[Tensor], gradients: Sequence[Tensor]) -> Watched:
+        """What a foreign loop did around the calls of its model, so far.
+
+        given      inputs of the calls
+        gradients  of its loss, by the outputs of the calls
+        """
+        watched, made = self.watched, self._storages.steps([*given, *gradients])
+        relevant = []
+        for number, step in enumerate(watched.steps):
+            if made >> number & 1:
+                relevant.append(step)
+            elif step.is_apart and self._forward >> number & 1:
+                # A number may still cancel out in the gradient, as in (losses / n).sum(); places show there alone.
+                relevant.append(replace(step, arguments=tuple(a for a in step.arguments if not isinstance(a, str))))
+        produced = self._forward.bit_length()
+        return replace(watched, relevant=relevant, reads=watched.reads[: watched.counted], produced=produced)
 
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that gave these losses."""
@@ -309,15 +338,19 @@ class OperatorWatch:
         arguments = schema.named(args, kwargs)
         given = states.tensors_in(arguments.values())
         known = {id(t): self.state(t) for t in given}
+        is_read = schema.name == "_local_scalar_dense"  # by Python: it is noted where Python asks for it
+        made, line = self._storages.steps(given), ""
+        is_free = all(isinstance(s, states.Free) for s in known.values())
+        if not is_free and not is_read:
+            made |= 1 << len(self.watched.steps)
+            line = self._note(schema, arguments, known)  # before an argument is written to
         result = fixed(func, arguments, self._coin) if self._is_check else None
         if result is None:
             result = func(*args, **kwargs)
-        if schema.name == "_local_scalar_dense":
-            return result  # a value that Python reads: it is noted where Python asks for it
-        made, line = self._storages.steps(given), ""
-        if any(not isinstance(s, states.Free) for s in known.values()):
-            made |= 1 << len(self.watched.steps)
-            line = self._note(schema, arguments, known)
+        if is_read:
+            return result
+        if is_free and (schema.name in DRAWS or any(self._storages.is_drawn(t) for t in given)):
+            self._storages.put_drawn(states.tensors_in([result]))
         self._keep(
             states.Call(schema.name, arguments, known, states.tensors_in([result]), states.Cause(schema.name, line)),
             schema,
@@ -356,25 +389,29 @@ class OperatorWatch:
             parts = value if isinstance(value, list | tuple) else [value]
             tensors = states.tensors_in(parts)
             if tensors:
-                noted += [
-                    _compared(t) for t in tensors if isinstance(known[id(t)], states.Free) and self._is_compared(t)
-                ]
+                free = [t for t in tensors if isinstance(known[id(t)], states.Free) and self._is_compared(t)]
+                noted += [_compared(t) if self._is_check else _range(t) for t in free]
             elif name in schema.sizes and all(isinstance(part, int) for part in parts):
                 noted += parts
             else:
                 noted.append(repr(value))
         watched, (line, _) = self.watched, caller_line()
         watched.is_split |= any(isinstance(s, states.Rows) and s.count < watched.records for s in known.values())
-        watched.steps.append(Step(schema.name, tuple(noted), line))
+        watched.steps.append(
+            Step(schema.name, tuple(noted), line, any(isinstance(s, states.Rows) for s in known.values()))
+        )
         return line
 
     def _is_compared(self, tensor: Tensor) -> bool:
-        return not tensor.is_complex() and states.key_of(tensor) not in self._constants
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return self._is_check  # of another model, which may be trained between two draws
+        is_known = states.key_of(tensor) in self._constants or self._storages.is_drawn(tensor)
+        return not tensor.is_complex() and not is_known
 
     def read(self, tensor: Tensor, value: Any) -> None:
         """Python read a value out of a tensor."""
         state = self.state(tensor)
-        if isinstance(state, states.Free):
+        if isinstance(state, states.Free) or self.is_elsewhere():
             return
         line, is_own = caller_line()
         places = tuple(map(Place.of, islice(own_frames(), MOST_CALLS))) if is_own else ()
@@ -414,6 +451,16 @@ def _compared(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
     """(number of values, those that are compared between passes)."""
     flat = tensor.detach().flatten()
     return len(flat), tuple(flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))])
+
+
+def _range(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
+    """(number of values, their range as a text); places one after the other have none."""
+    flat = tensor.detach().flatten().double()
+    if not len(flat):
+        return 0, ()
+    if len(flat) > 1 and torch.equal(flat, torch.arange(len(flat), dtype=flat.dtype, device=flat.device)):
+        return len(flat), ()
+    return len(flat), (f"{float(flat.min()):.5g} to {float(flat.max()):.5g}",)
 
 
 def _magnitude(call: states.Call, result: Tensor) -> Tensor:

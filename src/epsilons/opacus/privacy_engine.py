@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -41,8 +41,7 @@ class PrivacyEngine:
     accountant   "prv" (the default; computed by our PLD) or "rdp"
     secure_mode  True draws records and noise with a cipher; needs the extra `secure`
     most_epochs  make_private has no number of epochs: so many are certified, and no more can be trained
-    checks       "loop": at some steps the loop gets altered batches, and all that it computes is checked. "model": it
-                 never sees one. Only the model is checked, and that the loss keeps records apart is taken on trust
+    checks       has no effect: there is one kind of check, and the loop sees none of its batches
 
     An engine has one run. Raises InputError for another accountant.
     """
@@ -53,10 +52,10 @@ class PrivacyEngine:
         accountant: str = "prv",
         secure_mode: bool = False,
         most_epochs: float = 200,
-        checks: Literal["loop", "model"] = "loop",
+        checks: str | None = None,
     ) -> None:
         self.accountant = Accountant(accountant)
-        self.secure_mode, self._most_epochs, self._checks = secure_mode, most_epochs, checks
+        self.secure_mode, self._most_epochs = secure_mode, most_epochs
         self.private: Private | None = None
         self._module: PrivateModule | None = None
 
@@ -211,7 +210,7 @@ class PrivacyEngine:
             or replace(performance, max_physical_batch=_largest(len(data), persons, rows)),
         )
         try:
-            loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before
+            loop = ForeignLoop(private, request.loss_reduction)  # type: ignore[arg-type]  # checked before
         except EpsilonsError:
             private.close()
             raise

@@ -71,10 +71,11 @@ class Issuer:
 
     non_finite     the engine's error on the batch issued last, until the batch is issued again
     adds_nothing   True if the probe issued last contributes nothing
-    checks_calls   True if a foreign loop checks the calls of the model itself, and is not to see altered batches
+    is_foreign     True if a foreign loop checks the calls of the model itself, and sees no altered batches
     checks_made    number of checks of different records so far
     calls_are_due  True for a batch of which the calls must be checked
-    fewest         number of records in a checked batch, at least, if the physical batch has several
+    watch          of a batch that is trained on, in a draw with a check
+    goes_on        True if a foreign loop is to be watched in the next draw, too
     """
 
     def __init__(
@@ -95,15 +96,16 @@ class Issuer:
         self._modes_checked: set[Hashable] = set()
         self._padding_checks = PADDING_CHECKS
         self.checks_made = 0
-        self.checks_calls, self.calls_are_due = False, False
+        self.is_foreign, self.calls_are_due = False, False
         self._repeats = True  # whether a batch of the same records is the same again
-        self._watch: OperatorWatch | None = None  # of a batch that is trained on, in a draw with a check
+        self.watch: OperatorWatch | None = None
+        self.goes_on = False
         self._earlier: list[Tensor] = []  # of the batch before, in such a draw
         self._watches = self._shows_records = False
         self._numbers: Numbers = {}  # in attributes of modules, when the losses of the batch before were complete
         self._moving: Numbers = {}  # those that the loop changed since, with what they were
         self.non_finite: NonFiniteGradientError | None = None
-        self.fewest, self.adds_nothing = 1, False
+        self.adds_nothing = False
 
     def begin_draw(self, step: int, modes: Hashable) -> None:
         """modes: of the model's modules; for each of them a check must be completed"""
@@ -112,7 +114,7 @@ class Issuer:
         self._check_is_due |= is_due(step) or modes not in self._modes_checked
         self._modes_begun.add(modes)
         self._modes = modes
-        self._watches, self._earlier, self._numbers = False, [], {}
+        self._watches, self._earlier, self._numbers = self.goes_on, [], {}
 
     def issue(
         self, physical: PhysicalBatch, batch: Any, randomness: Randomness, largest: int
@@ -127,7 +129,7 @@ class Issuer:
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
         if check_is_due and (self._poor_checks > 0 or not is_poor):
             yield from self._checks(physical, batch, randomness)
-            self._watches = not self.checks_calls
+            self._watches = True
             self.checks_made += not is_poor
             self._poor_checks -= is_poor
             if not is_poor or largest == 1:
@@ -144,7 +146,7 @@ class Issuer:
 
     def _begin_watch(self, batch: Any, records: int) -> OperatorWatch:
         """Watch what the loop computes from a batch that is trained on."""
-        self._watch = watch = OperatorWatch(records, is_check=False)
+        self.watch = watch = OperatorWatch(records, is_check=False)
         own = batches.tensors(batch)
         axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
         watch.begin(axes, [*self._model.parameters(), *self._model.buffers()], self._earlier)
@@ -155,9 +157,11 @@ class Issuer:
 
     def check_source(self, losses: Tensor) -> None:
         """Raise BatchDependenceError if losses to train on come from another batch than the one that was issued."""
-        if self._watch is not None:
-            watched, self._watch = self._watch.of(losses), None
+        if self.watch is not None:
+            watched, self.watch = self.watch.of(losses), None
             self._numbers = numbers_in(self._model)
+            if self.is_foreign:
+                return  # the loop around the calls was checked, and they are checked by themselves
             is_free = isinstance(watched.losses, Free) and watched.is_seen and self._shows_records
             if isinstance(watched.losses, Mixed) or is_free:
                 raise messages.other_batch()
@@ -197,15 +201,15 @@ class Issuer:
         gathered = self._source.gather(physical, self._device, randomness)
         self._inspect(gathered, physical, batch, randomness)
         is_first = self.checks_made == 0
-        self._check = check = self.new_check(gathered, physical, is_first, self.fewest, self._moving)
+        self._check = check = self.new_check(gathered, physical, is_first, self._moving)
         for variant, part in check.forms():
-            if self.checks_calls:
+            if self.is_foreign:
                 check.stop()  # only what the collate function does is compared
             else:
                 yield Issued(physical, physical.indices[list(variant.rows)], physical.readings, variant=variant), part
         checkpoints.into_generators(generators)
         self._shows_records = check.shows_records
-        self._check, self.calls_are_due = None, self.checks_calls
+        self._check, self.calls_are_due = None, self.is_foreign
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
@@ -214,12 +218,12 @@ class Issuer:
         gathered: Gathered,
         physical: PhysicalBatch,
         is_first: bool,
-        fewest: int = 1,
         moving: Numbers | None = None,
     ) -> IndependenceCheck:
         """A check of these records, in forms of at most as many rows as a physical batch may have."""
         most = min(self._largest, len(self._source) * self._persons.views)
         count, model, parameters = len(physical.indices), self._model, self._parameters
+        fewest = 2 if self.is_foreign else 1  # a model that drops dimensions of 1 fails on a single record
         return IndependenceCheck(
             gathered, count, most, physical.step, model, parameters, is_first, fewest, moving or {}
         )
@@ -242,13 +246,8 @@ class Issuer:
         """End the observation of operators that a check began."""
         if self._check is not None:
             self._check.stop()
-        if self._watch is not None:
-            self._watch.end()
-
-    def has_gradients(self) -> None:
-        """A foreign loop has called backward for this batch."""
-        if self._check is not None:
-            self._check.has_gradients()
+        if self.watch is not None:
+            self.watch.end()
 
     def observe(self, losses: Tensor) -> None:
         """Compare the losses of a checked batch with those of its other forms."""

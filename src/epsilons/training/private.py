@@ -307,6 +307,17 @@ class Private:
         for listener in self._listeners:
             listener(self)
 
+    def _abandon_draw(self) -> None:
+        """A foreign loop was left within a draw: it is never applied, its charge stays, and the next one may begin."""
+        if self._turns.in_draw and self._turns.turn in ("draw", "backward", "step"):
+            self._noisy_update.drop_sum()
+            self._settings.forget()
+            self._issuer.stop_watching()
+            self._issued, self._turns.turn = None, "draw"
+            self._turns.end_draw()
+            self._position.step += 1
+            self._position.skip_finished_phases()
+
     # -- checkpoints and the end -----------------------------------------------------------------------
 
     def register_for_checkpointing(self, **objects: Stateful) -> None:

@@ -91,6 +91,10 @@ class Settings:
         self.compare()
         self._before = {}
 
+    def forget(self) -> None:
+        """The draw is over without an update."""
+        self._before = {}
+
     def begin_body(self) -> None:
         """The update was made by a call in the body of a loop. The rest of the body does not run for empty draws."""
         self._is_in_body, self.follows_updates, self._before = True, False, self._now()
