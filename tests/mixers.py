@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import epsilons
+from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import EpsilonsError
 from options import make_flat
 
@@ -51,8 +52,8 @@ class Case:
     max_physical_batch: int | str = "auto"
 
 
-def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
-    """Train; the message of the error if the training is refused, else ""."""
+def refusal(case: Case, steps: int = STEPS, seed: int = 0, is_foreign: bool = False) -> str:
+    """Train; the message of the error if the training is refused, else "". is_foreign: in a loop over mean losses"""
     budgets = epsilons.Budgets([1.0, 2.0] * (RECORDS // 2), delta=1e-5)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=case.batch, clip_norm=1.0), accountant="rdp")
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
@@ -61,6 +62,12 @@ def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
         with make_flat(
             case.model, optimizer, case.data, plan, budgets=budgets, collate_fn=case.collate, **settings
         ) as private:
+            if is_foreign:
+                loop = ForeignLoop(private)
+                for batch in loop.batches:
+                    case.losses(case.model, batch).mean().backward()
+                    loop.step()
+                return ""
             for batch in private.batches:
                 private.backward(case.losses(case.model, batch))
                 private.step()

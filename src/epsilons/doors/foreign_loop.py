@@ -32,7 +32,7 @@ parameters outside a call, outputs without records in the first dimension, gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, NoReturn
@@ -47,7 +47,7 @@ from ..core.modules import leave
 from ..draws import batches
 from ..draws.batches import Gathered
 from ..errors import BatchDependenceError, CallOrderError, InputError, ModelError
-from ..independence import watch
+from ..independence import messages, watch
 from ..training import checkpoints
 from ..training.datasets import seed_torch
 from ..training.microbatches import Issued
@@ -71,20 +71,22 @@ class Call:
     kwargs: Any
 
 
-def check_calls(private: Private, issued: Issued, calls: Sequence[Call], is_first: bool) -> None:
+def check_calls(private: Private, issued: Issued, batch: Any, calls: Sequence[Call], is_first: bool) -> None:
     """Check every call of a physical batch. Raises BatchDependenceError and UnsupportedLayerError."""
     generators = checkpoints.of_generators()
     try:
         for call in calls:
-            _check(private, issued, call, is_first)
+            _check(private, issued, batch, call, is_first)
     finally:
         checkpoints.into_generators(generators)
 
 
-def _check(private: Private, issued: Issued, call: Call, is_first: bool) -> None:
+def _check(private: Private, issued: Issued, batch: Any, call: Call, is_first: bool) -> None:
     count = len(issued.indices)
     inputs = batches.mapped((call.args, call.kwargs), lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
     gathered = Gathered(lambda rows: batches.take(inputs, rows, count))
+    if private._source.varies and (again := private._issuer.gathered) is not None:
+        gathered = Gathered(_padded_again(inputs, batch, again, count), again.records)
     check = private._issuer.new_check(gathered, issued.physical, is_first)
     for variant, (args, kwargs) in check.forms():
         try:
@@ -93,6 +95,33 @@ def _check(private: Private, issued: Issued, call: Call, is_first: bool) -> None
         finally:
             check.stop()
         check.observe(losses)
+
+
+def _padded_again(inputs: Any, batch: Any, again: Gathered, count: int) -> Callable[[Sequence[int]], Any]:
+    """The inputs of a call for other records: where they are tensors of the batch, collated again.
+
+    Raises BatchDependenceError if others have a place for padding, too: their loop alone can pad them again.
+    """
+    whole = batches.tensors(batch)
+    found: dict[int, int] = {}  # the id of an input -> its number in the batch
+    for tensor in batches.tensors(inputs):
+        same = (n for n, t in enumerate(whole) if t.shape == tensor.shape and bool((t.to(tensor) == tensor).all()))
+        if (number := next(same, None)) is not None:
+            found[id(tensor)] = number
+        elif tensor.ndim > 1 and len(tensor) == count:
+            raise messages.unproven_padding(tuple(tensor.shape))
+
+    def built(rows: Sequence[int]) -> Any:
+        part = batches.tensors(again.calm(rows))
+
+        def chosen(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return part[found[id(leaf)]].to(leaf) if id(leaf) in found else batches.take(leaf, rows, count)
+
+        return batches.mapped(inputs, chosen)
+
+    return built
 
 
 def _combined(outputs: Any, records: int) -> Tensor:
@@ -128,8 +157,9 @@ class ForeignLoop:
             raise InputError(f'reduction must be "mean" or "sum" over the records of a batch, got {reduction!r}.')
         self.private, self.reduction = private, reduction
         private._issuer.is_foreign = True
-        always_all = all((phase.sample_rate == 1).all() for phase in private.plan.phases)
-        self._proof = LoopProof(private.model, private._parameters, always_all)
+        self._proof = LoopProof(private)
+        private._issuer.is_wanted = self._proof.is_wanted
+        self._batch: Any = None  # as it was handed out
         self._given: list[tuple[int, list[Tensor]]] = []  # number of the call -> its inputs, of a watched batch
         self._to_check: list[Call] = []
         self._calls = CutCalls(private._parameters, self._on_cut, self._on_call)
@@ -161,12 +191,11 @@ class ForeignLoop:
     def _each(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
             for batch in batches:
-                self._begin()
+                self._begin(batch)
                 yield batch
                 if self.is_open:
                     self.private._turns.turn = "broken"
                     raise CallOrderError(f"The loop went on to the next batch without optimizer.step(). {_ORDER}")
-                self.private._issuer.goes_on = self._proof.is_open
         finally:
             self._end()
 
@@ -175,8 +204,9 @@ class ForeignLoop:
         """True from the issue of a batch until it was clipped."""
         return self._calls.is_on
 
-    def _begin(self) -> None:
+    def _begin(self, batch: Any) -> None:
         self._leave_mode()
+        self._batch = batch
         self._leaked, self._callers = False, list(watch.own_frames())
         self._calls.begin()
         if (seen := self._watch) is not None:
@@ -184,7 +214,7 @@ class ForeignLoop:
 
     def _end(self) -> None:
         self._leave_mode()
-        self._callers, self._to_check, self._given = [], [], []
+        self._callers, self._to_check, self._given, self._batch = [], [], [], None
         self._calls.end()
 
     def _leave_mode(self) -> None:
@@ -325,14 +355,14 @@ class ForeignLoop:
         if not self.is_open:
             raise CallOrderError(f"optimizer.step() was called outside a batch, or twice. {_ORDER}")
         try:
-            losses, calls = self._losses(), self._calls_to_check()
+            losses, calls, batch = self._losses(), self._calls_to_check(), self._batch
             self._end()
             self.private.backward(losses)
         except BatchDependenceError as error:
             self.private._turns.turn = "broken"
             raise BatchDependenceError(f"{error} {self._advice}") from error
         if calls:
-            self._check_calls(calls)
+            self._check_calls(batch, calls)
         return self.private.is_last and self.private._issuer.non_finite is None
 
     def _calls_to_check(self) -> list[Call]:
@@ -340,12 +370,12 @@ class ForeignLoop:
         used = {cut.call for cut in self._calls.cuts if cut.gradient is not None}
         return [call for number, call in enumerate(self._to_check) if number in used]
 
-    def _check_calls(self, calls: Sequence[Call]) -> None:
+    def _check_calls(self, batch: Any, calls: Sequence[Call]) -> None:
         """Before the draw is released: the engine is done with the batch's own calls."""
         private = self.private
         assert private._issued is not None
         private._turns.turn = "broken"
-        check_calls(private, private._issued, calls, private._issuer.checks_made == 1)
+        check_calls(private, private._issued, batch, calls, private._issuer.checks_made == 1)
         private._turns.turn = "step"
 
     @property

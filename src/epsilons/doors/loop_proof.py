@@ -20,28 +20,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..independence import comparison, messages
 from ..independence.states import Mixed, Rows, State, Unknown
 from ..independence.watch import OperatorWatch, Watched
+from ..training.private import Private
+
+
+#: A round of comparisons ends with so many different sizes, odd and even ones, or after so many batches.
+SIZES, MOST_BATCHES = 3, 20
 
 
 class LoopProof:
-    """The proof for one run.
+    """The proof for one run."""
 
-    is_open   whether a batch is compared with the next one of another size
-    """
+    def __init__(self, private: Private) -> None:
+        self._private = private
+        #: True if every draw has all records, so that no batch of another size ever comes.
+        self._is_whole = all((phase.sample_rate == 1).all() for phase in private.plan.phases)
+        self._first: Watched | None = None  # of the round
+        self._sizes: list[int] = []  # of the round
+        self._before: list[Tensor] = []  # the parameters' values before the round
+        self._known: Watched | None = None  # of the last round that was completed, and all sizes so far
+        self._range = (0, 0)
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], always_all: bool) -> None:
-        """always_all: whether every draw has all records, so that no other size ever comes"""
-        self._model, self._parameters, self._always_all = model, parameters, always_all
-        self._first: Watched | None = None
-        self._before: list[Tensor] = []  # the parameters' values before the first of the two
-
-    @property
-    def is_open(self) -> bool:
-        return self._first is not None
+    def is_wanted(self, records: int) -> bool:
+        """Whether a batch of this size is to be watched although no check is due."""
+        smallest, largest = self._range
+        return self._first is not None or (self._known is not None and not smallest <= records <= largest)
 
     def check(self, watch: OperatorWatch, given: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Check a batch that was watched. Raises BatchDependenceError.
@@ -63,24 +70,41 @@ class LoopProof:
 
     def _check_state(self, state: State, records: int, wanted: Rows | None = None) -> None:
         if isinstance(state, Mixed):
-            raise messages.mixed_losses(state, self._model)
+            raise messages.mixed_losses(state, self._private.model)
         if isinstance(state, Unknown) and not state.is_place:
             raise messages.unproven(state.cause)
         if isinstance(state, Rows) and ((state.first, state.count) != (0, records) or state != (wanted or state)):
-            raise messages.unordered_losses(self._model)
+            raise messages.unordered_losses(self._private.model)
 
     def _compare(self, watched: Watched) -> None:
-        first = self._first
-        if first is None:
-            if not self._always_all:
-                self._first, self._before = watched, [p.detach().clone() for p in self._parameters]
+        if self._known is not None and self._first is None and not self._private._issuer.calls_are_due:
+            # Long after the last round, numbers may have moved with a schedule. The operators may not.
+            self._refuse(self._known, watched, "operators")
+            self._extend(watched.records)
             return
-        if first.records == watched.records:
+        if self._first is None:
+            if not self._is_whole:
+                self._first, self._sizes = watched, [watched.records]
+                self._before = [p.detach().clone() for p in self._private._parameters]
             return
-        difference = comparison.first_difference(first, watched)
-        if difference is not None:
-            with torch.no_grad():
-                for p, value in zip(self._parameters, self._before, strict=True):
-                    p.copy_(value)
-            raise messages.not_repeated(*difference, first.records, watched.records)
-        self._first, self._before = None, []
+        self._sizes.append(watched.records)
+        if watched.records != self._first.records:
+            self._refuse(self._first, watched, "values" if self._private._source.varies else "sizes")
+        sizes = set(self._sizes)
+        if (len(sizes) >= SIZES and len({size % 2 for size in sizes}) > 1) or len(self._sizes) >= MOST_BATCHES:
+            self._known, self._first, self._before = self._first, None, []
+            self._range = self._range if any(self._range) else (watched.records, watched.records)
+            self._extend(*sizes)
+
+    def _extend(self, *sizes: int) -> None:
+        self._range = min(self._range[0], *sizes), max(self._range[1], *sizes)
+
+    def _refuse(self, one: Watched, other: Watched, of: str) -> None:
+        """Raise BatchDependenceError if the two differ, and set the weights back to the begin of the round."""
+        found = comparison.first_difference(one, other, of)
+        if found is None:
+            return
+        with torch.no_grad():
+            for p, value in zip(self._private._parameters, self._before, strict=False):
+                p.copy_(value)
+        raise messages.not_repeated(*found, one.records, other.records)

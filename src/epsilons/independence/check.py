@@ -162,6 +162,11 @@ class IndependenceCheck:
         """Watch no more: the forward pass of this form is over, or the loop was left."""
         self._watch.end()
 
+    def refuse_moved(self) -> None:
+        """Raise BatchDependenceError if the collate function puts records into other places in the form at hand."""
+        if self._collated is not None and self._collated.is_moved:
+            raise messages.collate(self._collated.name, "changes")
+
     def observe(self, losses: Tensor) -> None:
         """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
         variant, watched, reference = self._variant, self._watch.of(losses), self._reference

@@ -130,12 +130,16 @@ def difference(whole: Watched, other: Watched) -> tuple[Step, str] | None:
     return first_difference(whole, other)
 
 
-def first_difference(whole: Watched, other: Watched) -> tuple[Step, str] | None:
-    """The first step that is not the same in both, up to sizes that grow with the number of records, and how."""
+def first_difference(whole: Watched, other: Watched, of: str = "sizes") -> tuple[Step, str] | None:
+    """The first step that is not the same in both, and how.
+
+    of   "sizes": everything, up to sizes that grow with the number of records; "values": the same without sizes, where
+         records have other lengths; "operators": their names alone
+    """
     for one, two in zip_longest(whole.relevant, other.relevant):
         if one is None or two is None:
             return one or two, "runs for one number of records only"
-        text = _difference(one, two, whole.records, other.records)
+        text = _difference(one, two, whole.records, other.records, of)
         if text:
             return one, text
     return None
@@ -162,15 +166,18 @@ def _values(argument: Any) -> tuple[Any, ...]:
     return argument[1] if isinstance(argument, tuple) else (argument,)
 
 
-def _difference(a: Step, b: Step, one: int, other: int) -> str:
+def _difference(a: Step, b: Step, one: int, other: int, of: str) -> str:
     """How two steps differ beyond sizes that grow with the number of records; "" if they do not."""
     if a.operator != b.operator:
         return f"runs where {b.operator} runs for another number"
+    if of == "operators":
+        return ""
     for left, right in zip(a.arguments, b.arguments, strict=False):
         sizes = [x[0] if isinstance(x, tuple) else x for x in (left, right) if not isinstance(x, str)]
         if len(sizes) == 2 and sizes[0] != sizes[1]:
             # A size that grows with the records, or a value for each; the values' range may be known.
-            is_same = sizes[0] * other == sizes[1] * one and _ranges(left) == _ranges(right)
+            is_same = sizes[0] * other == sizes[1] * one or of == "values"
+            is_same = is_same and _ranges(left) == _ranges(right)
         else:
             values = zip_longest(_values(left), _values(right))
             is_same = all(p == q or (p != p and q != q) for p, q in values)

@@ -44,7 +44,14 @@ class Place:
         return cls(frame.f_code.co_filename, _span(frame.f_code, frame.f_lasti))
 
 
-def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bool, is_late: bool = False) -> bool:
+def decides(
+    places: Sequence[Place],
+    is_each: bool,
+    is_exact: bool,
+    is_truth: bool,
+    is_late: bool = False,
+    axis: int | None = None,
+) -> bool:
     """Whether a value of several records that was read here decides what comes next.
 
     places    where it was read, and the calls that led there, innermost first
@@ -52,6 +59,7 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
     is_exact  whether it is an integer or a truth value: a bound on one is nearly always about lengths
     is_truth  whether it is one truth value: without readable source, it counts as a decision
     is_late   whether the loss was complete: only an `if` whose branches use the loss, or leave the loop, decides then
+    axis      of all sizes of a tensor: the one that is the number of records
 
     False for an assertion, and for an `if` that only raises or logs.
     """
@@ -60,7 +68,23 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
         return is_truth
     if is_truth and isinstance(read, ast.IfExp):
         read = read.test
+    if axis is not None:
+        return _decides_by_shape(read, axis, _Following(places, is_exact, is_late))
     return _Following(places, is_exact, is_late).decides(read, 0, is_each)
+
+
+def _decides_by_shape(read: ast.AST, axis: int, following: _Following) -> bool:
+    """The same for all sizes of a tensor, of which most do not depend on the number of records."""
+    match following.parents.get(read):
+        case ast.Subscript(slice=ast.Constant(value=int(place))) as part:
+            return place == axis and following.decides(part, 0, False)
+        case ast.Subscript(slice=ast.Slice(lower=ast.Constant(value=int(place)))) if place > axis:
+            return False
+        case ast.Assign(targets=[ast.Tuple(elts=names)]) as node if axis < len(names):
+            return following.uses(node, _targets(names[axis]))
+        case ast.Compare(left=ast.Attribute() | ast.Call(), comparators=[ast.Attribute() | ast.Call()]):
+            return False  # two shapes
+    return following.decides(read, 0, False)
 
 
 #: True or False: the value decides, or does not. Else the expression that it is in now, and whether that holds one
@@ -73,6 +97,15 @@ class _Following:
         # No bound on a value decides anything by itself once the loss is complete, as of a value that is exact.
         self._places, self._is_exact, self._is_late = places, is_exact or is_late, is_late
         self._seen: set[tuple[ast.AST, bool]] = set()
+
+    @property
+    def parents(self) -> _Parents:
+        return _source(self._places[0].file)[1]
+
+    def uses(self, node: ast.AST, names: frozenset[str]) -> bool:
+        """Whether a use of these names, which are assigned here, decides."""
+        parents = self.parents
+        return self._uses(_scope(node, parents), names, 0, False, _loop_of_batches(node, parents))
 
     def decides(self, node: ast.AST, at: int, is_each: bool) -> bool:
         """Whether this expression's value decides anything, in the code of the call at this depth."""

@@ -38,6 +38,14 @@ def mixed_losses(losses: Mixed, model: nn.Module) -> BatchDependenceError:
     )
 
 
+def unproven_padding(shape: tuple[int, ...]) -> BatchDependenceError:
+    return BatchDependenceError(
+        f"The collate function pads records to the longest of the batch, and an input of the model of shape {shape} is "
+        "computed in the loop. So it cannot be seen whether the model reads the padding. Give the model tensors of the "
+        "batch as they are, and compute masks in the model or in the collate function; or pad all records to one length."
+    )
+
+
 def unproven(cause: object) -> BatchDependenceError:
     return BatchDependenceError(
         f"It cannot be proven that the loss keeps the records of a batch apart: {cause} moves or joins records in a way "
@@ -80,6 +88,16 @@ def depends_on_number(step: Step, difference: str, one: int, other: int) -> Batc
 
 
 def decision(read: Read) -> BatchDependenceError:
+    if isinstance(read.state, Mixed) and read.state.cause.operator == "size":
+        return BatchDependenceError(
+            f"The code at {read.line} decides by the number of records in the batch what is computed next, and that "
+            f"number changes with every record. {WAY_OUT}"
+        )
+    if isinstance(read.state, Mixed) and read.state.cause.operator == "random":
+        return BatchDependenceError(
+            f"The code at {read.line} decides by a random number what is computed for the whole batch, so only one side "
+            f"of it was seen. Decide for each record, with torch.where, or in the data set. {WAY_OUT}"
+        )
     return BatchDependenceError(
         f"The code at {read.line} decides by values of several records what is computed next, so one "
         "record can move the losses of others, and this check saw one outcome only. Decide per record "

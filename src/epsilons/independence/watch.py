@@ -109,6 +109,10 @@ FEW_VALUES = 8
 #: Python reads values out of tensors by these.
 _READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__dlpack__"}
 _READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
+#: Python reads the sizes of tensors by these.
+_SIZES = {"__len__", "size", "numel", "nelement"}
+#: Stands for the operator of a random number that Python read.
+RANDOM = "random"
 #: So many calls are followed from where a value is read.
 MOST_CALLS = 8
 #: So many results before the losses, of so many values at most, show how exactly the losses can be computed.
@@ -145,6 +149,7 @@ class Read:
     line       of the code that asked for it
     places     of that code, and of the calls that led there, innermost first; empty for code of an installed package
     at         after how many operators
+    axis       of a size: the axis of the records; None for a value, or for one size
     """
 
     value: str
@@ -155,12 +160,14 @@ class Read:
     line: str
     places: tuple[Place, ...]
     at: int
+    axis: int | None = None
 
     def is_decision(self, is_late: bool = False) -> bool:
         """Whether the caller's code decides by values of several records. is_late: as of `decisions.decides`"""
         is_one = isinstance(self.state, states.Rows) and self.state.axis is None
         is_each = not isinstance(self.state, states.Mixed)
-        return bool(self.places) and not is_one and decides(self.places, is_each, self.is_exact, self.is_truth, is_late)
+        how = self.is_exact, self.is_truth, is_late, self.axis
+        return bool(self.places) and not is_one and decides(self.places, is_each, *how)
 
 
 @dataclass
@@ -349,7 +356,7 @@ class OperatorWatch:
             result = func(*args, **kwargs)
         if is_read:
             return result
-        if is_free and (schema.name in DRAWS or any(self._storages.is_drawn(t) for t in given)):
+        if schema.name in DRAWS or (is_free and any(self._storages.is_drawn(t) for t in given)):
             self._storages.put_drawn(states.tensors_in([result]))
         self._keep(
             states.Call(schema.name, arguments, known, states.tensors_in([result]), states.Cause(schema.name, line)),
@@ -411,6 +418,8 @@ class OperatorWatch:
     def read(self, tensor: Tensor, value: Any) -> None:
         """Python read a value out of a tensor."""
         state = self.state(tensor)
+        if self._storages.is_drawn(tensor) and not self._is_check:
+            state = states.Mixed(states.Cause(RANDOM, ""))
         if isinstance(state, states.Free) or self.is_elsewhere():
             return
         line, is_own = caller_line()
@@ -420,6 +429,24 @@ class OperatorWatch:
         text = _hash(tensor) if is_many else repr(value)
         at = len(self.watched.steps)
         self.watched.reads.append(Read(text, is_many, is_truth, is_exact, state, line, places, at))
+
+    def read_size(self, tensor: Tensor, dim: Any, is_shape: bool) -> None:
+        """Python read the sizes of a tensor, or that of one dimension, in a foreign loop: the number of records."""
+        state = self.state(tensor)
+        line, is_own = caller_line()
+        if (
+            self._is_check
+            or not is_own
+            or self.is_elsewhere()
+            or not isinstance(state, states.Rows)
+            or state.axis is None
+        ):
+            return
+        if dim is None or dim % tensor.ndim == state.axis:
+            places = tuple(map(Place.of, islice(own_frames(), MOST_CALLS)))
+            number, axis = states.Mixed(states.Cause("size", "")), state.axis if is_shape else None
+            at = len(self.watched.steps)
+            self.watched.reads.append(Read("", False, False, True, number, line, places, at, axis))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -433,6 +460,9 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._watch.run(func, args, kwargs or {})
 
 
+_SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
+
+
 class _Functions(TorchFunctionMode):
     """Sees Python read values, which no operator shows."""
 
@@ -442,7 +472,11 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _READS and args and isinstance(args[0], Tensor) and self._watch.is_running:
+        name = getattr(func, "__name__", "")
+        if (name in _SIZES or func is _SHAPE) and self._watch.is_running:
+            dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else 0 if name == "__len__" else None)
+            self._watch.read_size(args[0], dim, dim is None and name not in ("numel", "nelement"))
+        if name in _READS and args and isinstance(args[0], Tensor) and self._watch.is_running:
             self._watch.read(args[0], result)
         return result
 

@@ -75,7 +75,8 @@ class Issuer:
     checks_made    number of checks of different records so far
     calls_are_due  True for a batch of which the calls must be checked
     watch          of a batch that is trained on, in a draw with a check
-    goes_on        True if a foreign loop is to be watched in the next draw, too
+    is_wanted      number of records -> True if a foreign loop wants a batch of them watched in any draw
+    gathered       the records of the batch whose calls must be checked
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Issuer:
         self.is_foreign, self.calls_are_due = False, False
         self._repeats = True  # whether a batch of the same records is the same again
         self.watch: OperatorWatch | None = None
-        self.goes_on = False
+        self.is_wanted: Callable[[int], bool] = lambda records: False
+        self.gathered: Gathered | None = None
         self._earlier: list[Tensor] = []  # of the batch before, in such a draw
         self._watches = self._shows_records = False
         self._numbers: Numbers = {}  # in attributes of modules, when the losses of the batch before were complete
@@ -114,7 +116,7 @@ class Issuer:
         self._check_is_due |= is_due(step) or modes not in self._modes_checked
         self._modes_begun.add(modes)
         self._modes = modes
-        self._watches, self._earlier, self._numbers = self.goes_on, [], {}
+        self._watches, self._earlier, self._numbers = False, [], {}
 
     def issue(
         self, physical: PhysicalBatch, batch: Any, randomness: Randomness, largest: int
@@ -136,7 +138,7 @@ class Issuer:
                 self._check_is_due = False
                 self._modes_checked.add(self._modes)
         masked = self._left_out(physical)
-        watch = self._begin_watch(batch, count) if self._watches else None
+        watch = self._begin_watch(batch, count) if self._watches or self.is_wanted(count) else None
         try:
             yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
         finally:
@@ -205,10 +207,11 @@ class Issuer:
         for variant, part in check.forms():
             if self.is_foreign:
                 check.stop()  # only what the collate function does is compared
+                check.refuse_moved()
             else:
                 yield Issued(physical, physical.indices[list(variant.rows)], physical.readings, variant=variant), part
         checkpoints.into_generators(generators)
-        self._shows_records = check.shows_records
+        self._shows_records, self.gathered = check.shows_records, check.gathered
         self._check, self.calls_are_due = None, self.is_foreign
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
