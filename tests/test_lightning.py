@@ -160,7 +160,7 @@ def test_one_step_of_the_trainer_is_one_draw_also_if_it_is_empty():
     assert strategy.private.is_finished
 
 
-def test_a_check_is_neither_logged_nor_counted_in_a_metric():
+def test_training_step_is_called_for_each_draw_and_for_no_check():
     class Counting(Module):
         logged = 0
 
@@ -168,14 +168,11 @@ def test_a_check_is_neither_logged_nor_counted_in_a_metric():
             Counting.logged += name == "loss"
             super().log(name, value, **options)
 
-    module = Counting()
-    updated = []
+    module, updated = Counting(), []
     module.accuracy.update = lambda *_: updated.append(module.trainer.strategy.private.is_check)
-    fitted(module)
-    seen = updated.count(False)
-    assert 0 < Counting.logged == seen < len(module.sizes)
-    assert updated.count(True) > 0
-    assert "log" not in vars(module)
+    trainer, _ = fitted(module)
+    assert Counting.logged == len(updated) == trainer.global_step
+    assert not any(updated)
 
 
 @pytest.mark.parametrize("stop", [3, 7])

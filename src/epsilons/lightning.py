@@ -1,7 +1,7 @@
 """The door for Lightning: `Trainer(strategy=PrivateStrategy(budgets))`. The LightningModule stays as it is.
 
 One step of the Trainer is one draw. Its loader gives tickets; the records of the draw are read inside `training_step`,
-which is called for each physical batch, and for altered batches that are only checked. So `global_step`, schedules,
+which is called for each physical batch. So `global_step`, schedules,
 validation and checkpoints count noisy updates. See docs/doors/lightning.md.
 """
 
@@ -18,10 +18,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchmetrics import Metric
 
 from .budgets.budgets import Budgets
 from .doors.foreign_loop import ForeignLoop
@@ -204,7 +203,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     def _step_of(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         module = self._module
         batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
-        with quiet(module, self._open_loop.private.is_check), self.precision_plugin.train_step_context():
+        with self.precision_plugin.train_step_context():
             return module.training_step(batch, *args, **kwargs)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -353,30 +352,3 @@ def without_trainer(module: LightningModule) -> Iterator[None]:
         yield
     finally:
         module._trainer = trainer
-
-
-@contextmanager
-def quiet(module: nn.Module, is_check: bool) -> Iterator[None]:
-    """In a check nothing is logged, and metrics are afterwards as before."""
-    if not is_check:
-        yield
-        return
-    metrics = [part for part in module.modules() if isinstance(part, Metric)]
-    states = [(metric, {k: v for k, v in vars(metric).items() if k in KEPT}, copied(metric)) for metric in metrics]
-    module.__dict__["log"] = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        del module.__dict__["log"]
-        for metric, counts, values in states:
-            vars(metric).update(counts | values)
-
-
-#: What a metric keeps besides its states.
-KEPT = ("_update_count", "_computed", "_forward_cache", "_update_called")
-
-
-def copied(metric: Metric) -> dict[str, Any]:
-    """Copies of a metric's states, which updates may write to."""
-    values = {name: getattr(metric, name) for name in metric._defaults}
-    return {name: list(v) if isinstance(v, list) else v.detach().clone() for name, v in values.items()}

@@ -229,7 +229,7 @@ class ForeignLoop:
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.private._issuer.calls_are_due:
             self._to_check.append(Call(module, args, kwargs))
-        if (seen := self._watch) is not None:
+        if self._watch is not None:
             self._given.append((self._calls.calls - 1, batches.tensors((args, kwargs))))
         if self._mode is None:
             # Iterators that handed the batch on are not run any more, or not at the moment.

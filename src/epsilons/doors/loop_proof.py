@@ -27,7 +27,6 @@ from ..independence.states import Mixed, Rows, State, Unknown
 from ..independence.watch import OperatorWatch, Watched
 from ..training.private import Private
 
-
 #: A round of comparisons ends with so many different sizes, odd and even ones, or after so many batches.
 SIZES, MOST_BATCHES = 3, 20
 

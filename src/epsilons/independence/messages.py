@@ -40,16 +40,16 @@ def mixed_losses(losses: Mixed, model: nn.Module) -> BatchDependenceError:
 
 def unproven_padding(shape: tuple[int, ...]) -> BatchDependenceError:
     return BatchDependenceError(
-        f"The collate function pads records to the longest of the batch, and an input of the model of shape {shape} is "
+        f"The collate function pads records to the longest of the batch, and an input of the model, shape {shape}, is "
         "computed in the loop. So it cannot be seen whether the model reads the padding. Give the model tensors of the "
-        "batch as they are, and compute masks in the model or in the collate function; or pad all records to one length."
+        "batch as they are, and compute masks in the model or the collate function; or pad all records to one length."
     )
 
 
 def unproven(cause: object) -> BatchDependenceError:
     return BatchDependenceError(
-        f"It cannot be proven that the loss keeps the records of a batch apart: {cause} moves or joins records in a way "
-        "that is not known. Compute each record's loss from its own outputs, or write a loop of your own with "
+        f"It cannot be proven that the loss keeps the records of a batch apart: {cause} moves or joins records in a "
+        "way that is not known. Compute each record's loss from its own outputs, or write a loop of your own with "
         "epsilons.make_private, which may try more."
     )
 
@@ -57,8 +57,8 @@ def unproven(cause: object) -> BatchDependenceError:
 def not_repeated(step: Step, difference: str, one: int, other: int) -> BatchDependenceError:
     where = f" at {step.line}" if step.line else ""
     return BatchDependenceError(
-        f"The loop does not compute the same of every batch: the operator {step.operator}{where} {difference} ({one} and "
-        f"{other} records). So the loss may depend on the number of records, or on values of several that Python read. "
+        f"The loop does not compute the same of every batch: the operator {step.operator}{where} {difference} ({one} "
+        f"and {other} records). So the loss may depend on the number of records, or on values of several that Python read. "
         "Both change with every record. The model is as it was before. Use a mean over the records, and constants; a "
         "weight that follows a schedule belongs into nn.Parameter(…, requires_grad=False)."
     )
@@ -95,8 +95,8 @@ def decision(read: Read) -> BatchDependenceError:
         )
     if isinstance(read.state, Mixed) and read.state.cause.operator == "random":
         return BatchDependenceError(
-            f"The code at {read.line} decides by a random number what is computed for the whole batch, so only one side "
-            f"of it was seen. Decide for each record, with torch.where, or in the data set. {WAY_OUT}"
+            f"The code at {read.line} decides by a random number what is computed for the whole batch, so only one "
+            f"side of it was seen. Decide for each record, with torch.where, or in the data set. {WAY_OUT}"
         )
     return BatchDependenceError(
         f"The code at {read.line} decides by values of several records what is computed next, so one "

@@ -368,7 +368,8 @@ POINTWISE: dict[str, Rule] = {
     **lines(
         pointwise,
         """_to_copy _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli log_sigmoid_forward
-        softplus_backward log_sigmoid_backward where masked_fill glu_jvp _conj _conj_physical polar complex floor_divide frexp zero normal
+        softplus_backward log_sigmoid_backward where masked_fill glu_jvp _conj _conj_physical polar complex
+        floor_divide frexp zero normal
         uniform random exponential geometric cauchy log_normal""",
     ),
     **lines(
