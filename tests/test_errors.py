@@ -52,6 +52,13 @@ def test_the_tree_in_the_docstring_is_the_tree():
     assert drawn == {name: error.__mro__[1].__name__ for name, error in CLASSES.items()}
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_errors_of_inputs_and_models_are_value_errors_and_no_others_are(name):
+    """Scripts of Opacus and scikit-learn catch ValueError."""
+    error = CLASSES[name]
+    assert issubclass(error, ValueError) == issubclass(error, errors.InputError | errors.ModelError)
+
+
 # -- Names from data appear without control characters on pages, in messages, in tables and on the terminal ----------
 
 
