@@ -22,7 +22,7 @@ from ..planning import Plan
 from ..training import Performance, Private, make_private
 from ..training.values import Randomness, Records, RunFolder, as_records, draws_of
 from . import accountant, arguments
-from .accountant import Accountant
+from .accountant import create_accountant
 from .arguments import Request
 from .loader import PrivateLoader
 from .validators import ModuleValidator
@@ -55,7 +55,7 @@ class PrivacyEngine:
         most_epochs: float = 200,
         checks: Literal["loop", "model"] = "loop",
     ) -> None:
-        self.accountant = Accountant(accountant)
+        self.accountant = create_accountant(accountant)
         self.secure_mode, self._most_epochs, self._checks = secure_mode, most_epochs, checks
         self.private: Private | None = None
         self._module: PrivateModule | None = None
