@@ -164,6 +164,8 @@ def test_an_accountant_counts_steps_as_that_of_opacus(name):
     set_at_once.history = ours.history[:1]
     set_at_once.history.append(ours.history[1])
     assert set_at_once.get_epsilon(delta=1e-5) == ours.get_privacy_spent(delta=1e-5)[0] == ours.get_epsilon(1e-5)
+    set_at_once.history[1] = (2.0, 0.02, 80)
+    assert set_at_once.get_epsilon(1e-5) > ours.get_epsilon(1e-5)
     with pytest.raises(ValueError, match="noise multiplier must be positive"):
         ours.step(noise_multiplier=0.0, sample_rate=0.01)
 
