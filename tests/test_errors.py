@@ -11,18 +11,20 @@ import unicodedata
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, errors, plan
+from epsilons import Budgets, Plan, Recipe, errors, models, plan
 from epsilons.configs.config_file import read_config
 from epsilons.data.tables import Features, table
 from epsilons.errors import UNPRINTABLE, BudgetError, EpsilonsError, EpsilonsWarning, json_text, printable
 from epsilons.planning import STRATEGIES
-from epsilons.training import EvalData
+from epsilons.registry.registry import Registry
+from epsilons.training import EvalData, validation
 from program import epsilons as program
 
 CLASSES = {
@@ -50,6 +52,33 @@ def test_the_tree_in_the_docstring_is_the_tree():
         path[depth:] = [found[3]]
         drawn[found[3]] = path[depth - 1] if depth else "Exception"
     assert drawn == {name: error.__mro__[1].__name__ for name, error in CLASSES.items()}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_errors_of_inputs_and_models_are_value_errors_and_no_others_are(name):
+    """Scripts of Opacus and scikit-learn catch ValueError."""
+    error = CLASSES[name]
+    assert issubclass(error, ValueError) == issubclass(error, errors.InputError | errors.ModelError)
+
+
+DATABASE = SimpleNamespace(_database=SimpleNamespace(snapshot=lambda work: work()))
+#: Code that turns a foreign ValueError into an error of its own, with a function that it calls.
+AROUND = {
+    "models": lambda fail: models._made("mine", fail),
+    "columns": lambda fail: validation.columns([SimpleNamespace(dtype=None, to_numpy=fail)]),
+    "registry": lambda fail: Registry._reading(DATABASE, lambda _: fail()),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_an_error_of_ours_keeps_its_message_where_foreign_value_errors_are_caught(around):
+    def fail(error):
+        raise error
+
+    with pytest.raises(errors.DataError, match=r"^ours$"):
+        around(lambda: fail(errors.DataError("ours")))
+    with pytest.raises(errors.InputError, match=r"^(?!theirs$)"):
+        around(lambda: fail(ValueError("theirs")))
 
 
 # -- Names from data appear without control characters on pages, in messages, in tables and on the terminal ----------

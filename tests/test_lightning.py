@@ -171,7 +171,7 @@ def test_training_step_is_called_for_each_draw_and_for_no_check():
     module, updated = Counting(), []
     module.accuracy.update = lambda *_: updated.append(module.trainer.strategy.private.is_check)
     trainer, _ = fitted(module)
-    assert Counting.logged == len(updated) == trainer.global_step
+    assert Counting.logged == len(updated) >= trainer.global_step
     assert not any(updated)
 
 

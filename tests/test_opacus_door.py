@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
+import pkgutil
+import re
+from collections.abc import Iterator
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,8 +18,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import epsilons
-from epsilons.opacus import PrivacyEngine
+from epsilons.errors import InputError
+from epsilons.opacus import GradSampleModule, PrivacyEngine, accountants, distributed, optimizers, validators
 from epsilons.opacus.arguments import budgets_of
+from epsilons.opacus.import_paths import MODULES
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from epsilons.opacus.validators import ModuleValidator
 from epsilons.opacus.wrappers import Criterion
@@ -50,8 +57,137 @@ def test_batch_memory_manager_has_the_arguments_of_opacus():
     assert list(inspect.signature(BatchMemoryManager).parameters) == list(inspect.signature(theirs).parameters)
 
 
-def test_the_door_needs_no_opacus():
-    python(WITHOUT_TORCH.replace("'torch'", "'opacus'").replace('"torch"', '"opacus"') + "import epsilons.opacus")
+#: Of earlier versions.
+GONE = "convert_batchnorm_modules"
+IMPORTS = """
+from epsilons.opacus import GradSampleModule, PrivacyEngine, accountants, grad_sample
+from epsilons.opacus.accountants import IAccountant, PRVAccountant, RDPAccountant, create_accountant
+from epsilons.opacus.accountants.rdp import RDPAccountant as same
+from epsilons.opacus.accountants.utils import get_noise_multiplier
+from epsilons.opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+from epsilons.opacus.grad_sample.grad_sample_module import GradSampleModule
+from epsilons.opacus.optimizers import DPOptimizer
+from epsilons.opacus.utils.module_modification import convert_batchnorm_modules
+from epsilons.opacus.validators.errors import UnsupportedModuleError
+from epsilons.opacus.validators.module_validator import ModuleValidator
+import epsilons.opacus.accountants.utils
+assert same is accountants.RDPAccountant is epsilons.opacus.accountants.RDPAccountant
+"""
+
+
+def test_the_door_and_the_paths_that_scripts_import_need_no_opacus():
+    python(WITHOUT_TORCH.replace("'torch'", "'opacus'").replace('"torch"', '"opacus"') + IMPORTS)
+
+
+# -- import paths --------------------------------------------------------------------------------------------------
+
+
+def paths_and_names(opacus) -> Iterator[tuple[str, str]]:
+    """Every module of the installed Opacus with each of its names."""
+    for found in pkgutil.walk_packages(opacus.__path__, "opacus."):
+        if not found.name.startswith(("opacus.tests", "opacus.version")):
+            module = import_module(found.name)
+            defined = [n for n, thing in vars(module).items() if getattr(thing, "__module__", None) == found.name]
+            names = {*defined, *getattr(module, "__all__", ())}
+            yield from ((found.name, name) for name in sorted(names) if not name.startswith("_"))
+
+
+def refusal(line: str) -> str | None:
+    """What an import line is refused with; None if it works."""
+    try:
+        exec(line, {})
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def test_every_path_and_name_of_opacus_is_here_or_an_import_error_names_its_replacement():
+    said = {
+        (path, name): refusal(f"from epsilons.{path} import {name}")
+        for path, name in paths_and_names(pytest.importorskip("opacus"))
+    }
+    here = [(path.removeprefix("opacus."), name) for (path, name), words in said.items() if words is None]
+    assert {name for _, name in here} >= {name for names in MODULES.values() for name in names} - {GONE}
+    assert {path for path, _ in here} >= MODULES.keys() - {"utils.module_modification"}
+    assert len(said) - len(here) > 100
+    assert {
+        key: words for key, words in said.items() if words and not re.search(r" is not here\. [A-Z].+\.$", words)
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from epsilons.opacus.accountants import GaussianAccountant", "It understates epsilon"),
+        ("from epsilons.opacus.data_loader import DPDataLoader", "Pass your own model, optimizer and data loader"),
+        ("from epsilons.opacus.schedulers import ExponentialNoise", "make an epsilons.Plan"),
+        ("from epsilons.opacus.lightning import DPLightningDataModule", "epsilons.lightning.PrivateStrategy"),
+        (
+            "from epsilons.opacus.utils.uniform_sampler import UniformWithReplacementSampler",
+            "which returns the private ones",
+        ),
+        ("from epsilons.opacus.validators import register_module_fixer", "no rules to register"),
+        ("import epsilons.opacus.nothing", "No module named"),
+    ],
+)
+def test_the_sentence_is_the_one_for_this_path(line, words):
+    with pytest.raises(ImportError, match=words):
+        exec(line, {})
+
+
+def test_opacus_names_of_what_make_private_returns_are_for_isinstance_alone():
+    made, DPOptimizer = make(), optimizers.DPOptimizer
+    assert isinstance(made.module, GradSampleModule)
+    assert isinstance(made.optimizer, DPOptimizer)
+    assert not isinstance(made.bare, GradSampleModule)
+    parallel = distributed.DifferentiallyPrivateDistributedDataParallel
+    for name in (GradSampleModule, DPOptimizer, parallel, type("Mine", (DPOptimizer,), {})):
+        with pytest.raises(InputError, match=r"cannot be made by hand, .* Pass your own model"):
+            name(made.bare, max_grad_norm=1.0)
+
+
+# -- accountants of their own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rdp", "prv"])
+def test_an_accountant_counts_steps_as_that_of_opacus(name):
+    theirs = pytest.importorskip("opacus.accountants").create_accountant(name)
+    ours, set_at_once = accountants.create_accountant(name), accountants.create_accountant(name)
+    steps = [(1.0, 0.01)] * 40 + [(2.0, 0.02)] * 40
+    for noise, rate in steps:
+        ours.step(noise_multiplier=noise, sample_rate=rate)
+        theirs.step(noise_multiplier=noise, sample_rate=rate)
+    assert ours.history == theirs.history == [(1.0, 0.01, 40), (2.0, 0.02, 40)]
+    assert len(ours) == 80
+    options = {"eps_error": 0.001} if name == "prv" else {}  # which PRV adds to its epsilon
+    assert ours.get_epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5, **options), abs=2e-3)
+    set_at_once.history = ours.history[:1]
+    set_at_once.history.append(ours.history[1])
+    assert set_at_once.get_epsilon(delta=1e-5) == ours.get_privacy_spent(delta=1e-5)[0] == ours.get_epsilon(1e-5)
+    set_at_once.history[1] = (2.0, 0.02, 80)
+    assert set_at_once.get_epsilon(1e-5) > ours.get_epsilon(1e-5)
+    with pytest.raises(ValueError, match="noise multiplier must be positive"):
+        ours.step(noise_multiplier=0.0, sample_rate=0.01)
+
+
+def test_an_accountant_by_another_name_is_refused_and_engines_have_the_class_of_theirs():
+    with pytest.raises(InputError, match="understates"):
+        accountants.create_accountant("gdp")
+    assert isinstance(PrivacyEngine(accountant="rdp").accountant, accountants.RDPAccountant)
+    assert not isinstance(PrivacyEngine().accountant, accountants.RDPAccountant)
+
+
+@pytest.mark.parametrize("duration", [{"epochs": 3}, {"steps": 147}])
+def test_a_noise_multiplier_keeps_the_budget_and_is_that_of_opacus(duration):
+    given = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 1 / 49, **duration}
+    get_noise_multiplier = accountants.utils.get_noise_multiplier
+    noise, spent = get_noise_multiplier(**given), accountants.RDPAccountant()
+    spent.history = [(noise, 1 / 49, 147)]  # int(3 / (1 / 49)) is 147 or 146, by rounding
+    assert 2 * 0.999 < spent.get_epsilon(1e-5) <= 2
+    theirs = pytest.importorskip("opacus.accountants.utils").get_noise_multiplier
+    assert noise == pytest.approx(theirs(**given, epsilon_tolerance=1e-4), rel=1e-3)
+    with pytest.raises(InputError, match="either steps or epochs"):
+        get_noise_multiplier(**given | {"steps": 1, "epochs": 1})
 
 
 # -- the same training as in a loop of our own ---------------------------------------------------------------------
@@ -180,6 +316,59 @@ def test_a_collate_function_is_used_on_a_tensor_data_set_too():
     x, _ = next(iter(made.loader))
     assert seen
     assert any(torch.equal(x[0], 2 * row) for row in tensors()[0])
+
+
+# -- a private discriminator, and a generator that sees it alone ----------------------------------------------------
+
+
+def gan(steps: int = 1, generator_first: bool = False) -> tuple[nn.Module, float]:
+    """Two epochs of the loop of Opacus' dcgan.py: the discriminator, and how far the generator moved.
+
+    steps            of the discriminator per batch
+    generator_first  its step is made before that of the discriminator
+    """
+    judge, generator = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)), nn.Linear(4, 6)
+    made = make(engine=PrivacyEngine(accountant="rdp"), module=judge)
+    start = copy.deepcopy(generator)
+    of_generator, criterion = torch.optim.Adam(generator.parameters(), lr=0.1), nn.BCEWithLogitsLoss()
+
+    def learn() -> None:
+        of_generator.zero_grad()
+        criterion(made.module(generator(torch.randn(BATCH, 4))), torch.ones(BATCH, 1)).backward()
+        of_generator.step()
+
+    for _ in range(2):
+        for real, _ in made.loader:
+            ones, fake = torch.ones(len(real), 1), generator(torch.randn(len(real), 4)).detach()
+            losses = [criterion(made.module(fake), 0 * ones), criterion(made.module(real), ones)]
+            for loss in losses if steps == 2 else [sum(losses)]:
+                made.optimizer.zero_grad()
+                loss.backward()
+                if generator_first:
+                    learn()
+                made.optimizer.step()
+            learn()
+    assert made.loader.private.is_finished
+    assert made.engine.get_epsilons(DELTA).keys() == {1.0, 3.0}
+    return judge, distance(generator, start)
+
+
+def test_a_generator_learns_from_a_private_discriminator():
+    judge, moved = gan()
+    assert moved > 0.1
+    assert all(p.grad is None for p in judge.parameters())  # the generator's loss leaves no gradient there
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"steps": 2}, epsilons.errors.CallOrderError, "outside a batch, or twice"),
+        ({"generator_first": True}, epsilons.errors.ModelError, "depends on parameters that the model does not have"),
+    ],
+)
+def test_other_orders_of_the_two_steps_are_refused(change, error, words):
+    with pytest.raises(error, match=words):
+        gan(**change)
 
 
 # -- budgets -------------------------------------------------------------------------------------------------------
@@ -402,8 +591,8 @@ def test_batches_may_go_through_iterators_of_the_caller(wrap):
     assert distance(made.bare, own_loop()) < ROUNDING
 
 
-def test_the_loop_sees_no_check_if_the_model_is_checked_instead():
-    made = make(engine=PrivacyEngine(accountant="rdp", checks="model"))
+def test_the_loop_sees_no_check():
+    made = make()
     batches = [step(made, batch) for _ in range(2) for batch in made.loader]
     assert len(batches) == made.loader.private.updates == 10
     assert distance(made.bare, own_loop()) < ROUNDING
@@ -577,3 +766,31 @@ def test_validators_refuse_what_mixes_records():
     copied = PrivacyEngine.get_compatible_module(model)
     assert copied is not model
     assert distance(copied, model) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_groups": 4}])
+@pytest.mark.parametrize("channels", [4, 12, 16, 48, 64, 96])
+def test_fixed_layers_have_as_many_groups_as_those_of_opacus(channels, options):
+    theirs = pytest.importorskip("opacus.validators").ModuleValidator
+    model = nn.Sequential(nn.Conv2d(1, channels, 3), nn.BatchNorm2d(channels), nn.BatchNorm3d(2 * channels))
+    nn.init.normal_(model[1].weight)
+    fixed = ModuleValidator.fix(model, **options)
+    assert [layer.num_groups for layer in fixed[1:]] == [layer.num_groups for layer in theirs.fix(model, **options)[1:]]
+    assert torch.equal(fixed[1].weight, model[1].weight)
+
+
+def test_a_fix_with_instance_norm_normalises_each_channel_and_no_layer_loses_single_values():
+    model, x = nn.Sequential(nn.BatchNorm2d(6)), torch.randn(3, 6, 5, 5)
+    torch.testing.assert_close(ModuleValidator.fix(model, replace_bn_with_in=True)(x), nn.InstanceNorm2d(6)(x))
+    assert ModuleValidator.fix(nn.Sequential(nn.BatchNorm1d(32), nn.BatchNorm1d(64)))[0].num_groups == 4
+    for options, words in [({"num_groups": 4}, "does not divide the 6"), ({"num_groups": 2}, "exclude one another")]:
+        with pytest.raises(ValueError, match=words):
+            ModuleValidator.fix(model, **options, replace_bn_with_in="exclude" in words)
+
+
+def test_a_script_that_catches_opacus_errors_repairs_its_model():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    for kind in (validators.errors.UnsupportedModuleError, validators.errors.ShouldReplaceModuleError, ValueError):
+        with pytest.raises(kind):
+            ModuleValidator.validate(model, strict=True)
+    assert ModuleValidator.is_valid(ModuleValidator.fix_and_validate(model))

@@ -20,20 +20,22 @@ torch = pytest.importorskip("torch")
 sklearn = pytest.importorskip("sklearn")
 
 from sklearn.base import clone  # noqa: E402
-from sklearn.ensemble import BaggingClassifier  # noqa: E402
+from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
+from sklearn.ensemble import BaggingClassifier, VotingClassifier  # noqa: E402
 from sklearn.model_selection import (  # noqa: E402
     GridSearchCV,
     KFold,
     RandomizedSearchCV,
     ShuffleSplit,
     StratifiedKFold,
+    cross_val_score,
     cross_validate,
 )
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
-from epsilons.sklearn import PrivateClassifier, PrivateRegressor, total_cost  # noqa: E402
+from epsilons.sklearn import PrivateClassifier, PrivateRegressor, inputs, total_cost  # noqa: E402
 
 RECORDS, STRICT, LOOSE = 240, 0.5, 2.0
 FAST = {"epochs": 2, "batch_size": 60, "accountant": "rdp"}
@@ -52,9 +54,14 @@ def classifier(**options) -> PrivateClassifier:
     return PrivateClassifier(**FAST | {"bounds": (-4, 4), "classes": (0, 1)} | options)
 
 
+#: Most tests fit the same rows several times.
+pytestmark = pytest.mark.filterwarnings("ignore:Some of these rows were in an earlier fit")
+
+
 @pytest.fixture(autouse=True)
-def _as_imported():
-    """A page of the documentation may have switched routing on in this process."""
+def _as_imported(monkeypatch):
+    """A page of the documentation may have switched routing on in this process, and fitted the same rows."""
+    monkeypatch.setattr(inputs, "SPENT", {})
     with sklearn.config_context(enable_metadata_routing=False):
         yield
 
@@ -72,7 +79,7 @@ def routing(_as_imported):
 def test_scikit_learn_s_own_checks_pass_without_a_failure(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes= is not declared, and more of scikit-learn's own
-        results = check_estimator(kind(epochs=2, accountant="rdp"), on_fail=None, on_skip=None)
+        results = check_estimator(kind(1.0, epochs=2, accountant="rdp"), on_fail=None, on_skip=None)
     assert Counter(result["status"] for result in results)["passed"] >= 49
     assert {result["check_name"] for result in results if result["status"] != "passed"} <= SKIPPED
 
@@ -167,6 +174,41 @@ def test_one_number_budgets_and_the_estimator_s_own_epsilon_are_all_accepted():
     assert classifier().fit(X, y, epsilon=budgets).plan_.delta.tolist() == [1e-6, 1e-5]
 
 
+class Noting(PrivateClassifier):
+    """Notes whether every fit gets the budgets of its own records, and learns nothing."""
+
+    fits: list[bool]
+
+    def fit(self, X, y, *, epsilon=None):
+        rows = [int(np.flatnonzero((row == X0).all(1))[0]) for row in X]
+        type(self).fits.append(np.array_equal(E0[rows], epsilon))
+        self.classes_ = np.array([0, 1])
+        return self
+
+    def _outputs(self, X):
+        return np.zeros((len(X), 2))
+
+
+#: Tool -> (fit of it with an estimator and a keyword argument or none, number of fits).
+TOOLS = {
+    "search": (lambda e, **more: GridSearchCV(e, GRID, cv=KFold(3), error_score="raise").fit(X0, Y0, **more), 7),
+    "scores": (lambda e, **more: cross_val_score(e, X0, Y0, cv=KFold(3), params=more, error_score="raise"), 3),
+    "bagging": (lambda e, **more: BaggingClassifier(e, 4, max_samples=0.5, bootstrap=False).fit(X0, Y0, **more), 4),
+    "calibration": (lambda e, **more: CalibratedClassifierCV(e, cv=KFold(3)).fit(X0, Y0, **more), 3),
+    "voting": (lambda e, **more: VotingClassifier([("one", e), ("two", e)]).fit(X0, Y0, **more), 2),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_give_every_fit_the_budgets_of_its_records_and_none_trains_without_budgets(tool, routing):
+    run, fits = TOOLS[tool]
+    Noting.fits = []
+    run(Noting(), epsilon=E0)
+    assert Noting.fits == [True] * fits
+    with pytest.raises(BudgetError, match="fit needs budgets"):
+        run(classifier())
+
+
 class Frame:
     """As much of a pandas object as the check of the index reads."""
 
@@ -202,7 +244,7 @@ def test_all_that_is_fitted_but_the_weights_is_the_same_for_other_records():
         fitted = classifier(classes=(0, 1, 2)).fit(X, y, epsilon=epsilon)
         shapes = [parameter.shape for parameter in fitted.module_.parameters()]
         rest = {name: value for name, value in vars(fitted).items() if name not in ("module_", "plan_", "classes_")}
-        rest["epsilon_spent_"] = fitted.epsilon_spent_.tolist()
+        rest |= {name: rest[name].tolist() for name in ("epsilon_spent_", "delta_spent_")}
         return rest | {"shapes": shapes, "digest": fitted.plan_.digest, "classes": fitted.classes_.tolist()}
 
     assert known(X, y) == known(other, never)
@@ -325,6 +367,7 @@ def with_batch_norm(features: int, classes: int):
         (ValueError, "at least 2 classes, got none", {"classes": []}, {}),
         (BudgetError, "one number for all records, got a list", {"epsilon": [1.0] * RECORDS}, {}),
         (BudgetError, "one number for all records, got a str", {"epsilon": "1"}, {}),
+        (BudgetError, r"got a NoneType. A search passes on fit\(X, y, epsilon=…\)", {"epsilon": None}, {}),
         (BudgetError, "delta must be between", {"delta": 1e-12}, {}),
         (InputError, "delta must be a positive", {"delta": 0.0}, {}),
         (ValueError, "NaN", {}, {"X": with_nan(X0)}),
@@ -370,9 +413,9 @@ def test_weights_in_the_place_where_scikit_learn_has_them_are_not_taken_for_budg
 
 def test_targets_that_are_too_large_for_the_loss_are_refused():
     with pytest.raises(ValueError, match="Declare target_bounds"):
-        PrivateRegressor(**FAST).fit(X0, np.full(RECORDS, 1e300))
+        PrivateRegressor(**FAST).fit(X0, np.full(RECORDS, 1e300), epsilon=1.0)
     with pytest.raises(ValueError, match=r"\(240, 2\)"):
-        PrivateRegressor(**FAST).fit(X0, np.stack([Y0, Y0], axis=1))
+        PrivateRegressor(**FAST).fit(X0, np.stack([Y0, Y0], axis=1), epsilon=1.0)
 
 
 # -- one plan for all fits of a search -------------------------------------------------------------------------------
@@ -432,7 +475,7 @@ def test_more_fits_than_the_shared_plan_certifies_are_refused_before_the_first(t
         ("leave out strategy, clip_norm", {"strategy": "sample", "clip_norm": 2.0}, E0),
         ("budgets that the plan does not have", {}, 1.0),
         ("more records with some budget", {}, LOOSE),
-        ("budgets that the plan does not have", {}, None),
+        ("fit needs budgets", {}, None),
     ],
 )
 def test_what_does_not_fit_a_shared_plan_is_refused_and_claims_no_run(message, options, epsilon, tmp_path):
@@ -457,6 +500,63 @@ def test_a_pickle_names_the_folder_of_a_shared_plan_and_holds_no_budget(tmp_path
     assert struct.pack("<d", ALONE) not in stored
     assert pickle.loads(stored).plan == str(tmp_path / "tuning")
     assert "0.71" not in repr(fitted) + fitted._repr_html_()
+
+
+# -- several fits on the same rows ---------------------------------------------------------------------------------
+
+AGAIN = pytest.warns(EpsilonsWarning, match="in an earlier fit of this process")
+
+
+@pytest.mark.filterwarnings("error::epsilons.errors.EpsilonsWarning")
+def test_a_second_fit_on_some_of_the_rows_warns_and_both_are_counted():
+    once = classifier().fit(X0, Y0, epsilon=E0)
+    assert once.epsilon_spent_.tolist() == once.plan_.epsilon_spent().tolist()
+    classifier().fit(*made_up(seed=1)[:2], epsilon=1.0)  # other rows
+    with AGAIN as warned:
+        twice = clone(once).fit(X0[::-1][:200], 1 - Y0[:200], epsilon=1.5)  # in another order, with other targets
+    assert not re.search(r"\d", str(warned[0].message))
+    (spent,) = twice.plan_.epsilon_spent()
+    np.testing.assert_allclose(twice.epsilon_spent_, [once.epsilon_spent_[1] + spent])
+    np.testing.assert_allclose(twice.delta_spent_, [2e-5])
+
+
+def test_the_spend_of_a_search_is_that_of_all_its_fits_and_within_its_cost():
+    search = GridSearchCV(classifier(), GRID, cv=KFold(3), error_score="raise")
+    cost = total_cost(search, X0, Y0, epsilon=E0)
+    with AGAIN:
+        best = search.fit(X0, Y0, epsilon=E0).best_estimator_
+    np.testing.assert_allclose(best.epsilon_spent_, cost.total.epsilons, rtol=0.01)
+    assert (best.epsilon_spent_ <= cost.total.epsilons).all()
+    np.testing.assert_allclose(best.delta_spent_, 5e-5)
+
+
+def test_fits_of_one_plan_count_once_and_are_added_to_fits_of_other_plans(tmp_path):
+    folder = shared_plan(tmp_path)
+    tuned(folder).fit(X0[:160], Y0[:160], epsilon=E0[:160])
+    shared = tuned(str(folder.path)).fit(X0, Y0, epsilon=E0)
+    assert shared.epsilon_spent_.tolist() == folder.plan.epsilon_spent().tolist()
+    with AGAIN:
+        own = classifier().fit(X0, Y0, epsilon=E0)
+    np.testing.assert_allclose(own.epsilon_spent_, own.plan_.epsilon_spent() + folder.plan.epsilon_spent())
+
+
+def test_a_sum_that_few_records_share_is_not_shown():
+    classifier().fit(X0, Y0, epsilon=np.where(np.arange(RECORDS) == 5, ALONE, 1.0))
+    with AGAIN as warned:
+        later = classifier().fit(X0, Y0, epsilon=1.0)
+    assert later.epsilon_spent_.size == later.delta_spent_.size == 0
+    assert "0.71" not in repr(later) + later._repr_html_() + later.guarantee_ + str(warned[0].message)
+
+
+def test_equal_rows_of_one_fit_are_not_added_up_and_copies_of_a_bootstrap_warn(routing):
+    few = np.arange(RECORDS)[:, None] // 2 % 100 / 25.0  # one row for a strict and a loose record
+    with pytest.warns(EpsilonsWarning, match="Many rows of this fit are equal"):
+        fitted, again = (classifier().fit(few, Y0, epsilon=E0) for _ in range(2))
+    spent = fitted.plan_.epsilon_spent()
+    assert fitted.epsilon_spent_.tolist() == spent.tolist()
+    np.testing.assert_allclose(again.epsilon_spent_, spent + spent[1])  # for each row the largest of its budgets
+    with pytest.warns(EpsilonsWarning, match="bootstrap=False"):
+        BaggingClassifier(classifier(), 1, random_state=0).fit(X0, Y0, epsilon=E0)
 
 
 # -- what a search costs -----------------------------------------------------------------------------------------------

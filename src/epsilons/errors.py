@@ -1,14 +1,14 @@
 """The errors that this package raises on purpose, and their exit codes on the command line.
 
     EpsilonsError                   base; exit code 2
-    ├── InputError                  an argument or a file cannot be used
+    ├── InputError                  an argument or a file cannot be used; also a ValueError
     │   ├── BudgetError             budgets: a file, an array, shares, deltas
     │   ├── PlanError               a recipe, strategy, option or plan file
     │   ├── DataError               a data set, or data and budgets that do not belong together
     │   ├── RunError                a run's folder: occupied, unreadable, not writable
     │   ├── RegistryError           a registry: not there, altered, or used in a wrong way
     │   └── MissingPackageError     a package of the extra `app` is not installed; also an ImportError
-    ├── ModelError                  the model or loss cannot be trained record by record
+    ├── ModelError                  the model or loss cannot be trained record by record; also a ValueError
     │   ├── UnsupportedLayerError   a layer that mixes records by design
     │   └── BatchDependenceError    one record changed another record's loss
     ├── CallOrderError              draw, backward and step were called in another order
@@ -121,8 +121,8 @@ class EpsilonsError(Exception):
         return printable(part)
 
 
-class InputError(EpsilonsError):
-    """An argument or a file cannot be used."""
+class InputError(EpsilonsError, ValueError):
+    """An argument or a file cannot be used. Code that catches ValueError, as for other libraries, catches it, too."""
 
 
 class BudgetError(InputError):
@@ -149,8 +149,8 @@ class MissingPackageError(InputError, ImportError):
     """A package of the extra `app` is not installed."""
 
 
-class ModelError(EpsilonsError):
-    """A model or loss that cannot be trained record by record."""
+class ModelError(EpsilonsError, ValueError):
+    """A model or loss that cannot be trained record by record. It is also a ValueError."""
 
 
 class UnsupportedLayerError(ModelError):

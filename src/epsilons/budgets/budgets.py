@@ -170,11 +170,11 @@ def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
     """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
     try:
         array = np.asarray(targets)
-        if array.ndim != 1 or len(array) == 0:
-            raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
         classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
     except (TypeError, ValueError):
         raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
+    if array.ndim != 1 or len(array) == 0:
+        raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
     return classes.tolist(), index, counts
 
 

@@ -156,13 +156,13 @@ def _from_hub(which: ImageSet, split: str) -> Any:
         ) from None
     try:
         table = datasets.load_dataset(*which.hub, split=split)
-        column = _image_column(table.column_names, which.name)
-        return table.rename_column(column, "image").cast_column("image", datasets.Image(decode=False))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"{which.name} could not be loaded from the hub ({reason}). Set EPSILONS_DATA instead."
         ) from None
+    column = _image_column(table.column_names, which.name)
+    return table.rename_column(column, "image").cast_column("image", datasets.Image(decode=False))
 
 
 def _decoded(files: Iterable[bytes], name: str) -> npt.NDArray[Any]:
@@ -174,6 +174,8 @@ def _decoded(files: Iterable[bytes], name: str) -> npt.NDArray[Any]:
     for row, file in enumerate(files):
         try:
             images.append(_pixels(Image.open(io.BytesIO(file)), row, name))
+        except DataError:
+            raise
         except (OSError, TypeError, ValueError, Image.DecompressionBombError):
             raise DataError(f"The image in row {row:,} of {name}, counted from 0, cannot be decoded.") from None
         first, last = images[0], images[-1]

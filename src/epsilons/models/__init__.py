@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..errors import InputError, app_packages
+from ..errors import EpsilonsError, InputError, app_packages
 from ..planning.planner import imported
 from .networks import cifar10_cnn, embedding_bag, logistic, lstm, mlp, mnist_cnn, resnet18_gn
 
@@ -77,6 +77,8 @@ def name_of(model: nn.Module) -> Named | None:
 def _made(name: str, make: Callable[[], Any]) -> nn.Module:
     try:
         made = make()
+    except EpsilonsError:
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"The model {name!r} cannot be made with these options: {error!s:.200}.") from None
     if not isinstance(made, nn.Module):

@@ -6,7 +6,7 @@ GroupNorm: Wu and He, Group Normalization (arXiv 1803.08494v3), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -114,11 +114,18 @@ def mend(model: nn.Module, batch_norm: Literal["group", "freeze"] = "group", gro
     ['1: BatchNorm2d(16) is now GroupNorm(2, 16). Weight and bias are kept, the outputs change.']
     """
     _check_arguments(model, batch_norm, groups)
+    choose = None if batch_norm == "freeze" else lambda layer: group_count(layer.num_features, groups)
+    return replaced(model, choose)
+
+
+def replaced(model: nn.Module, choose: Callable[[Any], int] | None) -> list[str]:
+    """The same; choose: the number of groups for a BatchNorm layer, None to freeze it. Raises what `mend` raises."""
+    check_whole(model)
     found = list(_found(model))
     for layer in found:
         _check_place(layer, model)
         _check_kind(layer)
-    changes = [_changed(layer, batch_norm == "freeze", groups) for layer in found]
+    changes = [_changed(layer, choose) for layer in found]
     for change in changes:
         change.apply()
     return [change.line for change in changes]
@@ -172,7 +179,6 @@ def _check_arguments(model: nn.Module, batch_norm: str, groups: int | None) -> N
         raise InputError(f"groups must be a whole number of at least 1, got {groups!r}.")
     if groups is not None and batch_norm == "freeze":
         raise InputError('groups is the number of groups of GroupNorm. Leave it out with batch_norm="freeze".')
-    check_whole(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ModelError("Got a model with parts compiled by torch.jit. Mend the model before it is compiled.")
 
@@ -257,22 +263,22 @@ def group_count(channels: int, most: int | None = None) -> int:
     return max((g for g in range(1, limit + 1) if channels % g == 0), default=1)
 
 
-def _changed(layer: _Layer, is_frozen: bool, most: int | None) -> _Change:
+def _changed(layer: _Layer, choose: Callable[[Any], int] | None) -> _Change:
     if is_batchwise_depth(layer.module):
         return _Change(layer, None, f"{layer.where}: StochasticDepth now drops the layer for each record alone.")
-    if is_frozen:
+    if choose is None:
         return _frozen(layer)
-    return _without_statistics(layer) if isinstance(layer.module, _InstanceNorm) else _grouped(layer, most)
+    return _without_statistics(layer) if isinstance(layer.module, _InstanceNorm) else _grouped(layer, choose)
 
 
-def _grouped(layer: _Layer, most: int | None) -> _Change:
+def _grouped(layer: _Layer, choose: Callable[[Any], int]) -> _Change:
     module = cast("Any", layer.module)
     if module.num_features < 2:
         raise layer.refusal(
             "has one channel. GroupNorm over a single value leaves nothing of it. Remove the layer, or use "
             'batch_norm="freeze" if its statistics come from public data.'
         )
-    count = group_count(module.num_features, most)
+    count = choose(module)
     kind = GroupNormAct if _is_of_timm(module) else nn.GroupNorm
     new = kind(count, module.num_features, eps=module.eps, affine=False)
     _keep_affine(new, module)

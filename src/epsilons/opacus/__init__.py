@@ -9,6 +9,7 @@ docs/doors/opacus.md for what differs. Opacus itself is needed for `epsilons.opa
 
 from __future__ import annotations
 
+from . import import_paths  # noqa: F401  # Opacus' other paths
 from .accountant import Accountant
 from .loader import PrivateLoader
 from .privacy_engine import PrivacyEngine

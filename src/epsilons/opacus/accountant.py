@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..accounting import ACCOUNTANTS
+from ..accounting import ACCOUNTANTS, noise_for
 from ..accounting.calibration import Histories, batch_epsilon
 from ..core.disclosure import SMALLEST_SHOWN, has_small_cells, rounded_up
 from ..core.mechanism import FloatArray, SampledGaussian
@@ -39,7 +40,7 @@ class Accountant:
     Where fewer than 20 records hold some budget, exact spends would show what these records chose: see each method.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str = "prv") -> None:
         if name == "gdp":
             raise InputError(
                 "accountant='gdp' understates epsilon: it is an approximation for many steps. Use 'prv' or 'rdp'."
@@ -77,6 +78,29 @@ class Accountant:
         """Number of draws that were charged."""
         return sum(steps for _, _, steps in self._earlier) + sum(self._private.ledger.charged if self._private else ())
 
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one step of a loop of your own. An engine's accountant counts the steps of its run without it.
+
+        noise_multiplier  noise / clip norm
+        sample_rate       probability that a record is drawn
+
+        Raises InputError for numbers that no step has.
+
+        >>> accountant = RDPAccountant()
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+        >>> accountant.history, round(accountant.get_epsilon(1e-5), 3)
+        ([(1.0, 0.01, 100)], 1.214)
+        """
+        SampledGaussian(sample_rate, noise_multiplier, 1)
+        if not self._earlier or self._earlier[-1][:2] != (noise_multiplier, sample_rate):
+            self._earlier.append((noise_multiplier, sample_rate, 0))
+        self._earlier[-1] = (noise_multiplier, sample_rate, self._earlier[-1][2] + 1)
+
+    def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
+        """(`get_epsilon`, NaN), as earlier versions of Opacus return it with a Rényi order; alphas: without effect."""
+        return self.get_epsilon(delta), math.nan
+
     def get_epsilon(self, delta: float, **options: Any) -> float:
         """Epsilon of the records that have spent most, at this delta. All other runs of the plan count in full.
 
@@ -110,7 +134,7 @@ class Accountant:
         return [done + (plan.runs - 1) * p.steps for p, done in zip(plan.phases, charged, strict=True)]
 
     def _spent(self, steps: Sequence[int], delta: float) -> FloatArray:
-        key = (*steps, delta, len(self._earlier))
+        key = (*steps, delta, *self._earlier)
         if key not in self._known:
             histories = self._histories(steps)
             deltas = np.full(histories.rates.shape[1], float(delta))
@@ -136,7 +160,7 @@ class Accountant:
         Raises InputError if fewer than 20 records hold some budget.
         """
         if self._private is None or not any(self._steps):
-            return list(self._earlier)
+            return self._earlier
         if self.is_hidden:
             raise InputError(
                 f"Fewer than {SMALLEST_SHOWN} records hold some of the budgets, and the history of the records that "
@@ -147,9 +171,13 @@ class Accountant:
         made = [(float(p.noise_multiplier.min()), float(p.sample_rate.max()), int(n)) for p, n in rows if n]
         return self._earlier + made
 
+    @history.setter
+    def history(self, entries: Sequence[Entry]) -> None:
+        self.load_state_dict({"history": entries})
+
     def state_dict(self) -> dict[str, Any]:
         """As Opacus' accountants save it."""
-        return {"history": self.history, "mechanism": self.mechanism()}
+        return {"history": list(self.history), "mechanism": self.mechanism()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Count what a checkpoint has spent, of this class or of Opacus. Raises InputError for anything else."""
@@ -163,6 +191,55 @@ class Accountant:
         if history is None:
             raise InputError("This is not the state of an accountant: it has no history.")
         self._earlier, self._known = [entry for entry in entries if entry[2]], {}
+
+
+class PRVAccountant(Accountant):
+    """Opacus' PRVAccountant, computed by our PLD."""
+
+
+class RDPAccountant(Accountant):
+    """Opacus' RDPAccountant, at its default orders."""
+
+    def __init__(self) -> None:
+        super().__init__("rdp")
+
+
+def create_accountant(mechanism: str) -> Accountant:
+    """The accountant of this name, "prv" or "rdp". Raises InputError for another name.
+
+    >>> type(create_accountant("rdp")).__name__
+    'RDPAccountant'
+    """
+    return {"prv": PRVAccountant, "rdp": RDPAccountant}.get(mechanism, lambda: Accountant(mechanism))()
+
+
+def get_noise_multiplier(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    accountant: str = "rdp",
+    epsilon_tolerance: float = 0.01,
+) -> float:
+    """The smallest noise multiplier found that spends at most target_epsilon, with which make_private may be called.
+
+    target_epsilon, target_delta  one budget for all records
+    sample_rate                   probability that a record is drawn: 1 / len(data_loader)
+    epochs, steps                 one of them; an epoch has 1 / sample_rate steps, and the product is rounded up
+    accountant                    "rdp" or "prv"
+    epsilon_tolerance             without effect: the search ends within a millionth of the budget
+
+    Raises InputError for other arguments, InfeasibleBudgetError for a budget that no noise keeps.
+
+    >>> round(get_noise_multiplier(target_epsilon=2.0, target_delta=1e-5, sample_rate=0.01, epochs=5), 2)
+    0.93
+    """
+    if (steps is None) == (epochs is None):
+        raise InputError("get_noise_multiplier takes either steps or epochs.")
+    count = steps if steps is not None else math.ceil(cast("float", epochs) / sample_rate * (1 - 1e-12))
+    return noise_for(target_epsilon, sample_rate, count, target_delta, create_accountant(accountant).function)
 
 
 # -- Checkpoints in the format of Opacus: weights, the optimizer's state, and what was spent

@@ -10,4 +10,5 @@ except ImportError as error:
         "use nn.LSTM, nn.GRU, nn.RNN and nn.MultiheadAttention, which can be trained as they are."
     ) from error
 
+__path__: list[str] = []  # deeper paths are in import_paths.py
 __all__ = ["DPGRU", "DPLSTM", "DPRNN", "DPMultiheadAttention", "RenameParamsMixin", "SequenceBias"]

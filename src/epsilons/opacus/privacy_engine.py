@@ -22,7 +22,7 @@ from ..planning import Plan
 from ..training import Performance, Private, make_private
 from ..training.values import Randomness, Records, RunFolder, as_records, draws_of
 from . import accountant, arguments
-from .accountant import Accountant
+from .accountant import create_accountant
 from .arguments import Request
 from .loader import PrivateLoader
 from .validators import ModuleValidator
@@ -54,7 +54,7 @@ class PrivacyEngine:
         most_epochs: float = 200,
         checks: str | None = None,
     ) -> None:
-        self.accountant = Accountant(accountant)
+        self.accountant = create_accountant(accountant)
         self.secure_mode, self._most_epochs = secure_mode, most_epochs
         self.private: Private | None = None
         self._module: PrivateModule | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+from typing import Any
 
 from torch import nn
 
-from ..errors import EpsilonsError
+from ..errors import EpsilonsError, InputError
 from ..models import model_checks
-from ..training import mend
+from ..models.mending import group_count, replaced
 
 _log = logging.getLogger(__name__)
 
@@ -39,18 +41,35 @@ class ModuleValidator:
         return not cls.validate(module)
 
     @classmethod
-    def fix(cls, module: nn.Module) -> nn.Module:
-        """A copy that can be trained: `epsilons.mend` replaces BatchNorm by GroupNorm. What it changed is logged.
+    def fix(cls, module: nn.Module, *, num_groups: int | None = None, replace_bn_with_in: bool = False) -> nn.Module:
+        """A copy that can be trained: GroupNorm replaces BatchNorm, with its weight and bias. What changed is logged.
 
-        Raises UnsupportedLayerError for a layer that cannot be replaced, and ModelError for a model that is wrapped.
+        num_groups          of each GroupNorm; None: the largest number that divides 32 and the channels, as in Opacus.
+                            (BatchNorm1d gets fewer groups, as by `epsilons.mend`, where one channel would be left.)
+        replace_bn_with_in  True: one group for each channel, as in InstanceNorm
+
+        Raises UnsupportedLayerError for a layer that cannot be replaced, ModelError for a model that is wrapped, and
+        InputError for numbers of groups that do not divide the channels, or both arguments.
+
+        >>> ModuleValidator.fix(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1]
+        GroupNorm(16, 48, eps=1e-05, affine=True, bias=True)
         """
+        if replace_bn_with_in and num_groups is not None:
+            raise InputError("num_groups and replace_bn_with_in exclude one another. Give one of them.")
+
+        def groups_of(layer: Any) -> int:
+            channels: int = layer.num_features
+            if channels % (num_groups or 1):
+                raise InputError(f"num_groups={num_groups} does not divide the {channels:,} channels of a BatchNorm.")
+            is_single = isinstance(layer, nn.BatchNorm1d) and math.gcd(32, channels) == channels
+            default = group_count(channels) if is_single else math.gcd(32, channels)
+            return channels if replace_bn_with_in else num_groups or default
+
         fixed = copy.deepcopy(module)
-        for line in mend(fixed):
+        for line in replaced(fixed, groups_of):
             _log.info(line)
         cls.validate(fixed, strict=True)
         return fixed
 
-    @classmethod
-    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """The same as `fix`."""
-        return cls.fix(module)
+    #: `fix` validates what it returns.
+    fix_and_validate = fix

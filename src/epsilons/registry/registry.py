@@ -23,7 +23,7 @@ from ..budgets.budgets import Budgets
 from ..budgets.ids import AS_WRITTEN, Rule, as_rule
 from ..core.files import write_bytes
 from ..core.mechanism import FloatArray, IntArray
-from ..errors import RegistryError, RegistryRefusedError
+from ..errors import EpsilonsError, RegistryError, RegistryRefusedError
 from ..planning import Plan
 from . import cohorts, copies, databases, people, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
@@ -460,6 +460,8 @@ class Registry:
         """The same for work that only reads. Raises RegistryError for values that no registry has."""
         try:
             return self._database.snapshot(lambda: work(self._database, *args, **kwargs))
+        except EpsilonsError:
+            raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, zlib.error):
             raise RegistryError(databases.ALTERED) from None
 

@@ -22,20 +22,26 @@ from torch import Tensor
 
 from ..accounting import ACCOUNTANTS
 from ..budgets.budgets import Budgets
-from ..core.disclosure import has_small_cells, how_many
-from ..errors import EpsilonsWarning, InputError
+from ..core.disclosure import SMALLEST_SHOWN, has_small_cells, how_many
+from ..errors import DataError, EpsilonsWarning, InputError
 from ..ledger.plan_folder import PlanFolder
 from ..planning import Plan, Recipe, plan
 from ..training import Training, fit
 from ..training.checkpoints import same_generators
 from . import inputs
-from .inputs import MakeModule, UnusableDataError
+from .inputs import FloatArray, MakeModule
 
 # -- The plan of a fit: one of its own, or one that several fits share, in a folder that counts them
 
 #: Arguments of an estimator that a shared plan determines.
 PLANNED = ("delta", "strategy", "accountant", "epochs", "batch_size", "clip_norm")
 
+AGAIN = (
+    "Some of these rows were in an earlier fit of this process: epsilon_spent_ adds up all. See total_cost and plan=."
+)
+COPIES = (
+    "Many rows of this fit are equal. If they are copies of records, they spend more than is shown: bootstrap=False."
+)
 OF_ONE_FIT = (
     "This is the guarantee of one fit. A search or a cross-validation fits several times, and each fit spends the "
     "budgets of its records again (epsilons.sklearn.total_cost). Scores on private records are not covered, nor is a "
@@ -118,7 +124,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     #: `fit` requests epsilon wherever metadata is routed; set_fit_request changes it.
     __metadata_request__fit = {"epsilon": True}  # noqa: RUF012  # scikit-learn reads it from the class
 
-    epsilon: float = 1.0
+    epsilon: float | None = None
     _: KW_ONLY
     delta: float = 1e-5
     strategy: str = "scale"
@@ -158,9 +164,23 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.module_ = module.eval()
         self.plan_ = run.plan
         self.n_iter_ = sum(run.charged)
-        self.epsilon_spent_ = np.empty(0) if has_small_cells(run.plan.groups) else run.plan.epsilon_spent()
+        self.epsilon_spent_, self.delta_spent_ = self._spent(X, run.plan, budgets, given)
         said = run.plan.guarantee_of_run("philox" if seed is None else "seeded")
         self.guarantee_ = "\n".join([said, OF_ALL_FITS if isinstance(given, PlanFolder) else OF_ONE_FIT, *notes])
+
+    def _spent(self, X: npt.NDArray[Any], made: Plan, budgets: Budgets, given: Plan | PlanFolder) -> FloatArray:
+        """(2, groups) epsilon and delta of all fits on these rows; (2, 0) if fewer than 20 records share them."""
+        folder = given.path if isinstance(given, PlanFolder) else None
+        levels = np.arange(len(made.groups)) if folder is None else np.searchsorted(made.epsilons, budgets.epsilons)
+        group, spent = levels[budgets.group], np.stack([made.epsilon_spent(), made.delta], axis=1)
+        rows = inputs.fingerprints(X)
+        before = inputs.spent_before(rows, spent[group], folder)
+        for text, is_due in ((AGAIN, before.any()), (COPIES, len(set(rows)) < 0.8 * len(rows))):
+            if is_due:
+                warnings.warn(text, EpsilonsWarning, stacklevel=4)
+        counts = np.unique(np.column_stack([group, before]), axis=0, return_counts=True)[1]
+        np.maximum.at(spent, group, before + spent[group])
+        return spent.T[:, :0] if has_small_cells(made.groups) or counts.min() < SMALLEST_SHOWN else spent.T
 
     def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         # Values outside the bounds may be too large for 32 bits, and are clipped before they are converted.
@@ -195,7 +215,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
         """What scikit-learn's HTML shows of a fitted estimator: nothing about budgets."""
         attributes = super()._get_fitted_attr_html(doc_link)
-        for name in ("epsilon_spent_", "guarantee_", "plan_"):
+        for name in ("epsilon_spent_", "delta_spent_", "guarantee_", "plan_"):
             attributes.pop(name, None)
         return attributes
 
@@ -204,7 +224,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """A classifier, linear or a small network, of which every record keeps its own epsilon.
 
-    epsilon       one number for all records, where `fit` is not given epsilon=
+    epsilon       one number for all records, where `fit` is not given epsilon=; without both, `fit` is refused
     delta         one probability for all records
     strategy      name of a strategy of epsilons.plan
     accountant    name of an accountant, "pld" or "rdp"
@@ -225,12 +245,13 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
                   person who knows it
 
     After `fit`: classes_, module_, n_features_in_, n_iter_ (steps); plan_, the internal numbers (a pickle lacks it if
-    fewer than 20 records hold some budget); epsilon_spent_, (groups,) as in plan_, empty if fewer than 20 records hold
-    some budget; guarantee_, in words.
+    fewer than 20 records hold some budget); epsilon_spent_ and delta_spent_, (groups,) as in plan_, the sums of all
+    fits of this process that had the same rows (for each group the largest of a record), empty if fewer than 20 records
+    share a budget or a sum; guarantee_, in words.
 
-    A search or a cross-validation trains several times. Each fit spends the budgets of its records again, unless all
-    share one `plan`: `total_cost` computes the total. A choice by scores on private records, as GridSearchCV makes it,
-    is not covered.
+    A search or a cross-validation trains several times. Each fit spends the budgets of its records again, which a
+    warning says, unless all share one `plan`: `total_cost` computes the total beforehand. A choice by scores on private
+    records, as GridSearchCV makes it, is not covered.
 
     >>> import numpy as np
     >>> X, y = np.arange(400.0).reshape(200, 2), np.arange(200) // 100
@@ -259,7 +280,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         classes = np.unique(y) if self.classes is None else _declared(self.classes)
         if len(classes) < 2:
             got = "1 class" if len(classes) else "none"
-            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, got))
+            raise DataError(FEW_CLASSES.format(type(self).__name__, got))
         codes = _codes(y, classes)
         notes = [CLASSES_READ] if self.classes is None else []
         for note in notes:
@@ -301,8 +322,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     the squared error.
 
     >>> import numpy as np
-    >>> X = np.arange(400.0).reshape(200, 2)
-    >>> regressor = PrivateRegressor(bounds=(0, 400), target_bounds=(0, 40), epochs=2, batch_size=50, accountant="rdp")
+    >>> X = np.arange(0, 200, 0.5).reshape(200, 2)
+    >>> regressor = PrivateRegressor(bounds=(0, 200), target_bounds=(0, 20), epochs=2, batch_size=50, accountant="rdp")
     >>> regressor.fit(X, X[:, 0] / 10, epsilon=3.0).predict(X[:5]).shape
     (5,)
     """
@@ -326,7 +347,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         with np.errstate(over="ignore"):
             targets = torch.from_numpy(np.array(y, dtype=np.float32))
         if not bool(torch.isfinite(targets).all()):
-            raise UnusableDataError("Some targets are too large for 32 bits. Declare target_bounds=(low, high).")
+            raise DataError("Some targets are too large for 32 bits. Declare target_bounds=(low, high).")
         self._train(X, targets, 1, "mse", epsilon, [])
         return self
 
@@ -356,7 +377,7 @@ def _declared(classes: Any) -> npt.NDArray[Any]:
 
 
 def _codes(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """(records,) the index of each record's class. Raises UnusableDataError for a class that is not declared."""
+    """(records,) the index of each record's class. Raises DataError for a class that is not declared."""
     try:
         codes = np.searchsorted(classes, y)
         unknown = classes[np.minimum(codes, len(classes) - 1)] != y
@@ -364,7 +385,7 @@ def _codes(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int
         codes, unknown = np.zeros(len(y), dtype=np.int64), np.ones(len(y), dtype=bool)
     count = int(np.sum(unknown))
     if count:
-        raise UnusableDataError(
+        raise DataError(
             f"{how_many(count, len(y))} records have a class that classes= does not declare. Declare all classes that "
             "there can be, of the type of y."
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,10 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from ..budgets.budgets import Budgets
-from ..errors import BudgetError, DataError, InputError, ModelError
+from ..errors import BudgetError, InputError, ModelError
 
 MakeModule = Callable[[int, int], nn.Module]
 FloatArray = npt.NDArray[np.float64]
-
-
-class UnusableDataError(DataError, ValueError):
-    """A DataError that scikit-learn's tools know as a ValueError."""
 
 
 class UnknownArgumentError(InputError, TypeError):
@@ -77,8 +75,9 @@ def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -
     if epsilon is None:
         if not _is_number(otherwise):
             raise BudgetError(
-                f"The estimator's epsilon is one number for all records, got a {type(otherwise).__name__}. Pass one "
-                "epsilon per record to fit(X, y, epsilon=…)."
+                "fit needs budgets: fit(X, y, epsilon=…), or the estimator's epsilon=, one number for all records, got "
+                f"a {type(otherwise).__name__}. A search passes on fit(X, y, epsilon=…), cross_validate "
+                "params={'epsilon': …}; ensembles need sklearn.set_config(enable_metadata_routing=True)."
             )
         epsilon = otherwise
     if isinstance(epsilon, Budgets):
@@ -99,6 +98,42 @@ def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+# -- what the fits of this process have spent -------------------------------------------------------------------
+
+#: By the folder of a shared plan, None for all other fits: rows, as rising hashes, and (rows, 2) epsilon and delta.
+SPENT: dict[Path | None, tuple[npt.NDArray[np.int64], FloatArray]] = {}
+_LOCK = threading.Lock()
+
+
+def fingerprints(X: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """(records,) a number for each row of X (records, features) in 32 bits, under a secret of this process."""
+    with np.errstate(over="ignore"):
+        return np.array([hash(row.tobytes()) for row in X.astype(np.float32) + 0])  # -0 is 0
+
+
+def spent_before(rows: npt.NDArray[np.int64], spent: FloatArray, shared: Path | None) -> FloatArray:
+    """(records, 2) epsilon and delta that earlier fits of this process have spent of these rows. Counts this fit, too.
+
+    rows    (records,) fingerprints; equal rows are counted as one record, with the largest of their budgets
+    spent   (records, 2) epsilon and delta of this fit
+    shared  the folder of a plan, whose other fits cost nothing more; None for a plan of this fit alone
+
+    Epsilons add up, and so do deltas (basic composition).
+    """
+    result = np.zeros_like(spent)
+    with _LOCK:
+        for known, sums in (SPENT[folder] for folder in SPENT if shared is None or folder != shared):
+            at = np.searchsorted(known[:-1], rows)
+            result += np.where((known[at] == rows)[:, None], sums[at], 0)
+        known, sums = SPENT.get(shared, (rows[:0], spent[:0]))
+        merged = np.union1d(known, rows)
+        old, new = np.zeros((2, len(merged), 2))
+        old[np.searchsorted(merged, known)] = sums
+        np.maximum.at(new, np.searchsorted(merged, rows), spent)
+        SPENT[shared] = merged, old + new if shared is None else np.maximum(old, new)
+    return result
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------

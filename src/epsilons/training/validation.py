@@ -342,6 +342,8 @@ def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
     """
     try:
         return tuple(map(as_tensor, data))
+    except DataError:
+        raise
     except (TypeError, ValueError) as e:
         kinds = ", ".join(str(getattr(t, "dtype", type(t).__name__)) for t in data)
         raise DataError(
