@@ -3,7 +3,7 @@
     runs/first/
       plan.json       the plan, as `Plan.save` writes it
       run.json        settings, versions, and the guarantee with the run's randomness
-      ledger.jsonl    the charges, one hash-chained line per reservation
+      ledger.jsonl    the charges and updates, in hash-chained lines
       metrics.jsonl   one line per evaluation
       audit.json      the latest audit
       membership.json the latest membership attack

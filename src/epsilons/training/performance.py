@@ -143,8 +143,8 @@ class Performance:
     With more than one record in a physical batch, a record can change how the gradients of others are computed:
     docs/concepts.md#what-no-check-can-see has an example, which max_physical_batch=1 prevents.
 
-    engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
-                        Engines differ by rounding
+    engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements training.Engine.
+                        These names differ by rounding; an object may compute another sum
     max_physical_batch  largest number of records that are computed at once; "auto" derives it from the size of the
                         model, the memory of a forward pass and the expected draw: 16 to about 600. It changes rounding
                         (docs/engine.md#norms has bounds). 1 computes every record alone

@@ -190,7 +190,8 @@ def _computation(request: Request, inputs: Inputs) -> str:
 
     It depends on the plan's table, not on the strategy's name: with one budget level every strategy is plain DP-SGD to
     the bit. It does not depend on what changes a sum by rounding alone: performance, device and number of processes;
-    nor on the folder. (Dropout draws its masks by physical batch and device.)
+    nor on the folder; nor on an engine of the caller, which may compute another sum. (Dropout draws its masks by
+    physical batch and device.)
     """
     model, optimizer = request.model, request.optimizer
     names = {id(p): name for name, p in model.named_parameters()}
