@@ -413,8 +413,7 @@ def test_a_replay_with_another_result_is_not_applied_and_changes_the_key(tmp_pat
     assert second.private.updates == 19 + STEPS - RESERVED
 
 
-@pytest.mark.parametrize("epoch", [0, 1], ids=["first key", "second key"])
-@pytest.mark.parametrize("tensor", range(4))
+@pytest.mark.parametrize(("tensor", "epoch"), share(product(range(4), [0, 1]), 4))
 def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor, epoch, tmp_path):
     """Whichever tensor it is: the hash that is compared is of all of them."""
     run_dir = tmp_path / "run"

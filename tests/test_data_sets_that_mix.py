@@ -19,6 +19,7 @@ from epsilons.draws.randomness import Randomness
 from epsilons.errors import BatchDependenceError
 from epsilons.training.datasets import DataLoaderSource, PhysicalBatch
 from options import make_flat
+from shares import share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,7 +103,7 @@ def moved(build: Build) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", share(SOUND, 24))
 def test_a_sound_data_set_trains(name: str) -> None:
     assert refusal(SOUND[name]) == ""
 
@@ -132,12 +133,13 @@ def test_a_refusal_names_the_cause_and_the_cure(name: str, words: str) -> None:
     assert words in refusal(MIXING[name])
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", share(UNSEEN, 3))
 def test_what_no_check_finds_is_listed_with_its_size(name: str) -> None:
     assert refusal(MIXING[name]) == ""
     assert moved(MIXING[name]) == pytest.approx(UNSEEN[name], abs=0.06)
 
 
+@pytest.mark.slow
 def test_a_sound_data_set_moves_no_other_record() -> None:
     assert moved(SOUND["augmented_by_all_global_generators"]) == 0
     assert moved(SOUND["records_of_different_sizes"]) == 0

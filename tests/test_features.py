@@ -270,6 +270,7 @@ def test_public_constants_standardise_and_half_whiten_the_public_crops():
     np.testing.assert_allclose(np.cov(outputs.numpy().T), correlation @ np.linalg.inv(root), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_public_constants_do_not_depend_on_the_number_of_threads(one_thread):
     """One channel: a quarter of a second. A run may continue with other threads, on the same inputs."""
     one = wavelet_scattering.public_constants.__wrapped__(1, _coefficients)

@@ -216,7 +216,7 @@ def test_a_change_of_a_record_that_is_read_changes_the_name(how):
     name = DataLoaderSource(Listed(rows(), how), 0, None).fingerprint()
     assert DataLoaderSource(Listed(rows(), how), 0, None).fingerprint() == name
     assert "200 records, " in name
-    for place in range(200):
+    for place in {*range(0, 200, 11), *_sampled(200)[:4]}:
         other = rows()
         other[place, 1] += 1
         changed = DataLoaderSource(Listed(other, how), 0, None).fingerprint() != name

@@ -15,14 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import BatchDependenceError, CallOrderError, InputError, ModelError, UnsupportedLayerError
+from shares import share
 from small_runs import (
     CLASSES,
     FEATURES,
     close,
     everyone,
+    of_phases,
     parameters_of,
     private_over,
     same,
+    some_budgets,
     some_data,
     some_plan,
 )
@@ -574,7 +577,129 @@ def test_another_reduction_is_refused():
         ForeignLoop(private, "none")
 
 
-# -- checks of the model alone -------------------------------------------------------------------------------------
+# -- the proof from the loop's own batches ---------------------------------------------------------------------------
+
+#: (outputs, classes, targets) -> a mean over the records.
+MEANS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "smooth": lambda o, y, t: F.cross_entropy(o, y, label_smoothing=0.1),
+    "probabilities": lambda o, y, t: F.cross_entropy(o, t.softmax(1)),
+    "huber": lambda o, y, t: F.huber_loss(o, t),
+    "binary": lambda o, y, t: F.binary_cross_entropy(o.sigmoid(), t.sigmoid()),
+    "weighted classes": lambda o, y, t: F.binary_cross_entropy_with_logits(
+        o, t.sigmoid(), pos_weight=torch.arange(3.0)
+    ),
+    "divergence": lambda o, y, t: F.kl_div(o.log_softmax(1), t.softmax(1), reduction="batchmean"),
+    "poisson": lambda o, y, t: F.poisson_nll_loss(o, t.abs()),
+    "gaussian": lambda o, y, t: F.gaussian_nll_loss(o[:, 0], t[:, 0], F.softplus(o[:, 1])),
+    "embedding": lambda o, y, t: F.hinge_embedding_loss(o, t.sign()),
+    "cosine": lambda o, y, t: F.cosine_embedding_loss(o, t, t[:, 0].sign()),
+    "margins": lambda o, y, t: F.multi_margin_loss(o, y),
+    "margins of labels": lambda o, y, t: F.multilabel_margin_loss(o, F.pad(y[:, None], (0, 2), value=-1)),
+    "triplets within a record": lambda o, y, t: F.triplet_margin_loss(o, t, t + 1),
+    "soft margins": lambda o, y, t: F.multilabel_soft_margin_loss(o, (t > 0).float()),
+    "places": lambda o, y, t: -o.log_softmax(1)[torch.arange(len(y)), y].mean(),
+    "a sum over n": lambda o, y, t: -(o.log_softmax(1) * F.one_hot(y, 3)).sum() / o.shape[0],
+    "losses over n": lambda o, y, t: (F.cross_entropy(o, y, reduction="none") / len(y)).sum(),
+    "focal": lambda o, y, t: ((1 - (-F.cross_entropy(o, y, reduction="none")).exp()) ** 2).mean(),
+    "elbo": lambda o, y, t: (F.mse_loss(o, t, reduction="sum") - (1 + o - o.pow(2) - o.exp()).sum() / 2) / len(o),
+    "a quarter": lambda o, y, t: F.cross_entropy(o, y) / 4,
+    "column by column": lambda o, y, t: sum(F.mse_loss(o[:, i], t[:, i]) for i in range(3)),  # type: ignore[misc]
+    "noisy labels": lambda o, y, t: F.mse_loss(o, 0.8 + 0.2 * torch.rand(len(o), 3)),
+    "a distribution": lambda o, y, t: -torch.distributions.Categorical(logits=o).log_prob(y).mean(),
+    "own labels": lambda o, y, t: F.cross_entropy(o, o.detach().argmax(1)),
+    "labels of NumPy": lambda o, y, t: F.cross_entropy(o, torch.from_numpy(y.numpy())),
+}
+
+#: The same, with losses that depend on other records, or on their number.
+MIXED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "a root of n": lambda o, y, t: F.cross_entropy(o, y, reduction="sum") / len(o) ** 0.5,
+    "n inside": lambda o, y, t: F.mse_loss(o / len(o), t),
+    "centred": lambda o, y, t: F.mse_loss(o - o.mean(0), t),
+    "the hardest": lambda o, y, t: F.cross_entropy(o, y, reduction="none").topk(3).values.mean(),
+    "the hardest by NumPy": lambda o, y, t: (
+        (o - t).pow(2)[torch.from_numpy(o.detach().numpy()[:, 0].argsort()[:4])].mean()
+    ),
+    "half": lambda o, y, t: F.cross_entropy(o[: len(o) // 2], y[: len(o) // 2]),
+    "a number of all": lambda o, y, t: F.cross_entropy(o, y) * F.cross_entropy(o, y).item(),
+    "a mean by NumPy": lambda o, y, t: F.mse_loss(o - torch.from_numpy(o.detach().numpy().mean(0)), t),
+    "a decision": lambda o, y, t: F.cross_entropy(o, y) * (2 if F.cross_entropy(o, y).item() > 100 else 1),
+    "a decision by n": lambda o, y, t: F.cross_entropy(o, y) * (2 if len(o) > 1000 else 1),
+    "a decision by chance": lambda o, y, t: F.cross_entropy(o, y if torch.rand(()) < 0.99 else y.flip(0)),
+    "pairs": lambda o, y, t: (o[1:] - o[:-1]).pow(2).mean(),
+    "other targets": lambda o, y, t: F.mse_loss(o, t[torch.randperm(len(t))]),
+    "mixed up": lambda o, y, t: 0.7 * F.cross_entropy(o, y) + 0.3 * F.cross_entropy(o, y.roll(1)),
+    "balanced": lambda o, y, t: (F.cross_entropy(o, y, reduction="none") / torch.bincount(y, minlength=3)[y]).mean(),
+    "contrastive": lambda o, y, t: F.cross_entropy(o @ t.T, torch.arange(len(o))),
+    "a spread": lambda o, y, t: F.mse_loss(o, t) / o.std().detach(),
+}
+
+
+@pytest.mark.parametrize("name", share(MEANS, 13))
+def test_a_mean_of_losses_by_record_is_proven(name):
+    def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        return MEANS[name](model(x), y, x[:, :3])
+
+    assert not same(foreign(Net(), loss, steps=4), parameters_of(Net()))
+
+
+@pytest.mark.parametrize("name", share(MIXED, 10))
+def test_a_loss_that_mixes_records_is_refused_and_leaves_the_model_as_it_was(name):
+    model = Net()
+    before = parameters_of(model)
+    with pytest.raises(BatchDependenceError, match="In this loop the loss must be the mean"):
+        foreign(model, lambda m, x, y: MIXED[name](m(x), y, x[:, :3]), steps=4)
+    assert same(parameters_of(model), before)
+
+
+def test_what_is_read_of_a_complete_loss_is_free_unless_it_may_change_it():
+    def printed(model: Net, x: Tensor, y: Tensor, is_scaled: bool = False) -> Tensor:
+        outputs = model(x)
+        loss = F.cross_entropy(outputs, y)
+        accuracy = (outputs.detach().numpy().argmax(1) == y.numpy()).mean()
+        if loss.item() > 1e6 or accuracy > 2:
+            seen.append(accuracy)
+        if is_scaled and loss.item() > 1e6:
+            loss = loss / 10
+        loss.backward()
+        return loss
+
+    seen: list[float] = []
+    taken = lambda loop, value: None  # noqa: E731  # backward was called
+    assert close(foreign(Net(), printed, taken), foreign(Net(), cross_entropy), within=1e-7)
+    with pytest.raises(BatchDependenceError, match="decides by values of several records"):
+        foreign(Net(), lambda m, x, y: printed(m, x, y, True), taken)
+
+
+def test_a_size_that_comes_late_and_changes_the_operators_is_refused():
+    """Batches of more or fewer records than any before are watched, too."""
+    large = of_phases({"steps": 12, "sample_rate": [0.2, 0.2]}, {"steps": 1, "sample_rate": [0.95, 0.95]})
+    sizes = {}
+
+    def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        sizes["few"] = bool(sizes.get("few", True)) and len(x.tolist()) < 40  # a list hides the number
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        return losses.mean() if sizes["few"] else losses.square().mean()
+
+    budgets = some_budgets(tuple(large.epsilons.tolist()))
+    with pytest.raises(BatchDependenceError, match="does not compute the same of every batch"):
+        foreign(Net(), loss, plan=large, budgets=budgets)
+
+
+def test_a_loop_that_is_left_within_a_draw_goes_on_with_the_next_one():
+    private = private_over(model := Net(), plan=some_plan(steps=5))
+    with ForeignLoop(private) as loop:
+        for number, (x, y) in enumerate(loop.batches):
+            if number == 2:
+                break
+            cross_entropy(model, x, y).backward()
+            loop.step()
+        for x, y in loop.batches:
+            cross_entropy(model, x, y).backward()
+            loop.step()
+        assert (private.updates, private.ledger.charged, private.is_finished) == (4, (5,), True)
+
+
+# -- checks of the model's calls -------------------------------------------------------------------------------------
 
 
 def test_with_checks_of_the_model_the_loop_never_sees_a_check():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALIKE = [name for name in ZOO if not build(name).random] + list(MORE)
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", share(ALIKE, every=2))
 def test_the_sum_is_the_definitions_in_64_bits_for_every_parameter(name):
     case = any_case(name)
     engine = attached("ghost", case)

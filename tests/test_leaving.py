@@ -136,7 +136,7 @@ HOW = ("break", "close", "exception", "swallowed")
 PLACES = ("handed out", "after backward", "after the update", "at the end of the body")
 
 
-@pytest.mark.parametrize(("how", "until", "place"), share(product(HOW, [1, 7], PLACES), 12))
+@pytest.mark.parametrize(("how", "until", "place"), share(product(HOW, [1, 7], PLACES), 8))
 def test_leaving_in_whatever_way_keeps_the_start_of_the_last_draw(how, until, place, tmp_path):
     """`until`: updates that were made; the draw after them is left at this place, or the body of its update is."""
     loop = Loop(tmp_path / "run")

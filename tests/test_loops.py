@@ -388,7 +388,7 @@ def structured() -> Records:
     return Records(lambda index: tuple(t[index] for t in some_data()), RECORDS)
 
 
-@pytest.mark.parametrize(("kind", "largest"), share(product(MAKERS, ["auto", 1]), 13))
+@pytest.mark.parametrize(("kind", "largest"), share(product(MAKERS, ["auto", 1]), 8))
 def test_batches_of_every_structure_are_understood_and_keep_their_type(kind, largest):
     def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
         return MAKERS[kind]({"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])})

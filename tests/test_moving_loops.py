@@ -26,6 +26,7 @@ from epsilons.doors.foreign_loop import ForeignLoop
 from epsilons.errors import EpsilonsError, ModelError
 from epsilons.training import Private, within_draws
 from epsilons.training.noisy_update import NoisyUpdate
+from shares import share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -739,7 +740,7 @@ def learnable(records: int) -> tuple[Tensor, Tensor]:
     return x, 1 + x[:, 0] * x[:, 1] + x[:, 2]
 
 
-@pytest.mark.parametrize("name", SOUND_LOOPS)
+@pytest.mark.parametrize("name", share(SOUND_LOOPS, 16))
 def test_a_sound_loop_trains_with_the_rates_of_a_plain_one(name, released, monkeypatch):
     loop, make_optimizer, world, rates = SOUND_LOOPS[name]
     x, y = learnable(world.records)

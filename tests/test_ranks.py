@@ -268,7 +268,7 @@ def test_a_rank_starts_its_workers_as_a_process_of_torchrun_does(pair):
     assert pair.together(start_method) == [start_method()] * 2
 
 
-@pytest.mark.parametrize(("engine", "num_workers"), [("loop", 0), ("vmap", 0), ("ghost", 0), ("vmap", 1)])
+@pytest.mark.parametrize(("engine", "num_workers"), share([("loop", 0), ("vmap", 0), ("ghost", 0), ("vmap", 1)], 2))
 def test_every_engine_batch_size_and_kind_of_data_matches_one_process(engine, num_workers, pair):
     options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
     check_matches_one_process(options, pair, num_workers=num_workers)

@@ -40,6 +40,7 @@ from registries import (
     table,
     write_history,
 )
+from shares import share
 
 IDS = [f"zz{i:03d}" for i in range(60)]
 TABLES = ["fact", "wish", "cohort", "person", "page", "quota", "run", "part", "statement", "event", "head"]
@@ -369,7 +370,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", share(DAMAGE.values(), 3))
 def test_repair_computes_pages_again_that_were_overwritten(place, damage):
     with Registry.create(*place) as registry:
         twin = fill(registry)

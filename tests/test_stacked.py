@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import DataError, InputError, ModelError
 from epsilons.planning import STRATEGIES
+from shares import share
 from small_runs import (
     CLASSES,
     FEATURES,
@@ -119,8 +121,7 @@ def largest_difference(make_model: Callable[[], nn.Module], plan: epsilons.Plan,
     return max(difference([p[k] for p in found], alone(make_model, plan, make, k)) for k in (0, 2))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("hidden", [(), (5,)], ids=["linear", "perceptron"])
+@pytest.mark.parametrize(("strategy", "hidden"), share(product(STRATEGIES, [(), (5,)]), 6))
 def test_a_stacked_model_is_the_one_trained_alone(strategy, hidden):
     plan = some_plan(strategy, steps=STEPS, levels=BUDGETS)
     assert largest_difference(lambda: perceptron(*hidden), plan) <= 1e-5

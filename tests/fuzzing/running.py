@@ -25,7 +25,7 @@ from .trials import ENGINES, Trial, draw_trial, sum_of, twin_of
 #: contributions together: kernels round a record's gradient in its last bit if they are given another number of rows.
 MOST, KERNELS = 1 + 1e-5, 2.0**-24
 #: Seeds of every run of the tests, and how many --slow draws.
-FIXED, MANY = 50, 3_000
+FIXED, MANY = 10, 3_000
 
 
 @dataclass

@@ -265,7 +265,9 @@ def _is_apart(node: ast.AST, parents: _Parents) -> bool:
     """Whether no branch leaves the loop, or names anything that the call of backward in this function names."""
     backward = [call for call in ast.walk(_scope(node, parents)) if isinstance(call, ast.Call) and _is_backward(call)]
     of_loss = {inner.id for call in backward for inner in ast.walk(call) if isinstance(inner, ast.Name)}
-    inside = [inner for part in ast.iter_child_nodes(node) for inner in ast.walk(part)]
+    branches = [part for name, part in ast.iter_fields(node) if name != "test"]
+    parts = [part for branch in branches for part in (branch if isinstance(branch, list) else [branch])]
+    inside = [inner for part in parts for inner in ast.walk(part)]
     leaves = any(isinstance(inner, ast.Break | ast.Continue | ast.Return | ast.Yield) for inner in inside)
     return bool(of_loss) and not leaves and not any(isinstance(n, ast.Name) and n.id in of_loss for n in inside)
 

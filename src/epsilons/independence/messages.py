@@ -59,8 +59,8 @@ def not_repeated(step: Step, difference: str, one: int, other: int) -> BatchDepe
     return BatchDependenceError(
         f"The loop does not compute the same of every batch: the operator {step.operator}{where} {difference} ({one} "
         f"and {other} records). So the loss may depend on the number of records, or on values of several that Python "
-        "read. Both change with every record. The model is as it was before. Use a mean over the records, and constants; a "
-        "weight that follows a schedule belongs into nn.Parameter(…, requires_grad=False)."
+        "read. Both change with every record. The model is as it was before. Use a mean over the records, and "
+        "constants; a weight that follows a schedule belongs into nn.Parameter(…, requires_grad=False)."
     )
 
 

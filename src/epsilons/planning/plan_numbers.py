@@ -16,6 +16,7 @@ import numpy as np
 
 from ..accounting import ACCOUNTANTS, Accountant
 from ..accounting.calibration import Histories, batch_epsilon
+from ..core.disclosure import has_small_cells
 from ..core.mechanism import FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
 from ..errors import BudgetExceededError, PlanError
 from . import guarantee
@@ -349,10 +350,11 @@ class PlanNumbers:
         over = ~(self.epsilon_spent() <= self.epsilons)  # negated, so that NaN is refused
         if over.any():
             worst = float((self.epsilon_spent() / self.epsilons).max()) - 1
+            by = "" if has_small_cells(self.groups) else f", by up to {worst:.2%}"  # it would show a rare budget
             raise BudgetExceededError(
-                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow, by up to {worst:.2%} "
-                f"(accountant {self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its "
-                "rates, clip norms or steps, or raise its noise."
+                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow{by} (accountant "
+                f"{self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its rates, clip "
+                "norms or steps, or raise its noise."
             )
         return self
 

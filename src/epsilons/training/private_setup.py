@@ -55,7 +55,7 @@ def make_private(
     plan, budgets       the plan and the budgets that it was made for, one per record or person; both are verified
                         again. A plan for several runs needs its PlanFolder, in which this run claims a slot. With
                         `PlanFolder.for_subset`, data and budgets are some of the plan's records, such as a fold
-    run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable.
+    run_dir             a new folder for plan, ledger and key; None keeps the ledger in memory, not durable.
                         `RunFolder` says more: how to resume a run, checkpoints, metadata, a reservation
     seed                makes the run repeatable, and gives no guarantee to a person who knows it. `Randomness` says
                         more: a cipher, a key, equal runs with other coins
@@ -145,7 +145,7 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "data": inputs.contents,
         "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in inputs.parameters],
         "optimizer": f"{type(request.optimizer).__name__} {as_text(request.optimizer.defaults)}",
-        "engine": type(inputs.engine).__name__,
+        "engine": _name_of(inputs.engine),
         "largest physical batch": inputs.largest,
         "settings": as_text(request.folder.training),
         **model_checks.machine(inputs.parameters[0].device, inputs.randomness.source),
@@ -154,6 +154,12 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
         **inputs.persons.facts,
     }
+
+
+def _name_of(engine: clipping.Engine) -> str:
+    """Of one of the caller's, with its module: it may compute another sum than one of the same name."""
+    kind = type(engine)
+    return kind.__name__ if kind in clipping.ENGINES.values() else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
@@ -190,7 +196,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
 
     It depends on the plan's table, not on the strategy's name: with one budget level every strategy is plain DP-SGD to
     the bit. It does not depend on what changes a sum by rounding alone: performance, device and number of processes;
-    nor on the folder; nor on an engine of the caller, which may compute another sum. (Dropout draws its masks by
+    nor on the folder. An engine of the caller may compute another sum, so its class counts. (Dropout draws its masks by
     physical batch and device.)
     """
     model, optimizer = request.model, request.optimizer
@@ -208,6 +214,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
         "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in inputs.parameters],
         "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
         "optimizer": (type(optimizer), optimizer.state_dict()),
+        **({} if type(inputs.engine) in clipping.ENGINES.values() else {"engine": _name_of(inputs.engine)}),
         "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),
         **inputs.persons.facts,
     }
