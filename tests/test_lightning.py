@@ -338,3 +338,21 @@ def test_a_model_that_does_not_train_by_record_is_refused():
 def test_what_the_strategy_would_not_use_is_refused(options, words):
     with pytest.raises(InputError, match=words):
         door.PrivateStrategy(some_budgets(), **options)
+
+
+def test_the_number_of_batches_is_known_in_configure_optimizers():
+    class Warm(Module):
+        def configure_optimizers(self) -> Any:
+            found.append(self.trainer.estimated_stepping_batches)
+            return super().configure_optimizers()
+
+    found: list[int] = []
+    trainer, strategy = fitted(Warm())
+    assert found == [trainer.global_step] == [strategy.private.plan.steps]
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
+def test_a_callback_that_follows_what_training_logs_is_refused(kind, tmp_path):
+    callback = getattr(L.pytorch.callbacks, kind)(monitor="loss")
+    with pytest.raises(InputError, match="follows 'loss', which training_step logs"):
+        fitted(Module(), callbacks=[callback], enable_checkpointing=True, default_root_dir=tmp_path)

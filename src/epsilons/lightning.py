@@ -97,6 +97,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         if folder.checkpoint_every is not None:
             raise InputError("A run's checkpoints are Lightning's own here. Leave out checkpoint_every.")
         self._folder = replace(folder, checkpoint_every=10**9)  # only together with Lightning's
+        self._loader: DataLoader[Any] | None = None
         self._loop: ForeignLoop | None = None
         self._draws: Iterator[Iterator[Any]] = iter(())
         self._draw: Iterator[Any] = iter(())
@@ -118,6 +119,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if is_fit:
             check_module(self._module, self.optimizers, self.lr_scheduler_configs)
+            if self._loader is not None:
+                self._begin(trainer, self._loader)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         trainer = self._module.trainer
@@ -125,12 +128,14 @@ class PrivateStrategy(SingleDeviceStrategy):
             return dataloader
         if not isinstance(dataloader, DataLoader):
             raise InputError(f"Training needs one torch DataLoader, got a {type(dataloader).__name__}.")
-        draws = draws_of(dataloader, self.budgets)
-        self._begin(trainer, dataloader, draws)
-        return Tickets(self, draws, dataloader.dataset)
+        self._loader = dataloader
+        if self.optimizers:  # configure_optimizers may ask for the number of batches before there is an optimizer
+            self._begin(trainer, dataloader)
+        return Tickets(self, draws_of(dataloader, self.budgets), dataloader.dataset)
 
-    def _begin(self, trainer: Trainer, loader: DataLoader[Any], draws: int) -> None:
+    def _begin(self, trainer: Trainer, loader: DataLoader[Any]) -> None:
         clip_norm, strategy, accountant = self._recipe
+        draws = draws_of(loader, self.budgets)
         steps = steps_of(trainer, draws)
         if self.plan is None:
             recipe = Recipe(steps, loader.batch_size or 1, clip_norm)
@@ -211,6 +216,7 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         value = closure()
+        check_monitors(self._module.trainer)
         if self._open_loop.private.is_last:
             self._open_loop.step()
             next(self._draw, None)  # the draw ends
@@ -343,6 +349,18 @@ def steps_of(trainer: Trainer, draws: int) -> int:
             "A plan needs a fixed number of steps. Give the Trainer max_epochs or max_steps, of at least one step."
         )
     return min(limits)
+
+
+def check_monitors(trainer: Trainer) -> None:
+    """Raise InputError if a callback stops training, or chooses weights, by what `training_step` has logged."""
+    logged = {key.split(".")[1] for key in trainer._results or {} if key.startswith("training_step.")}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if monitor in logged | {f"{name}{end}" for name in logged for end in ("_step", "_epoch")}:
+            raise InputError(
+                f"{type(callback).__name__} follows {monitor!r}, which training_step logs: a loss or score of private "
+                "records, without noise, would decide what is released. Monitor a metric of public data."
+            )
 
 
 @contextmanager
