@@ -261,19 +261,17 @@ def _is_harmless(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body))
 
 
-def _is_apart(node: ast.AST, parents: _Parents) -> bool:
+def _is_apart(node: ast.If | ast.While | ast.IfExp, parents: _Parents) -> bool:
     """Whether no branch leaves the loop, or names anything that the call of backward in this function names."""
-    backward = [call for call in ast.walk(_scope(node, parents)) if isinstance(call, ast.Call) and _is_backward(call)]
-    of_loss = {inner.id for call in backward for inner in ast.walk(call) if isinstance(inner, ast.Name)}
-    branches = [part for name, part in ast.iter_fields(node) if name != "test"]
-    parts = [part for branch in branches for part in (branch if isinstance(branch, list) else [branch])]
-    inside = [inner for part in parts for inner in ast.walk(part)]
+    calls = filter(_is_backward, ast.walk(_scope(node, parents)))
+    of_loss = {inner.id for call in calls for inner in ast.walk(call) if isinstance(inner, ast.Name)}
+    inside = set(ast.walk(node)) - set(ast.walk(node.test))
     leaves = any(isinstance(inner, ast.Break | ast.Continue | ast.Return | ast.Yield) for inner in inside)
-    return bool(of_loss) and not leaves and not any(isinstance(n, ast.Name) and n.id in of_loss for n in inside)
+    return bool(of_loss) and not leaves and of_loss.isdisjoint(n.id for n in inside if isinstance(n, ast.Name))
 
 
-def _is_backward(call: ast.Call) -> bool:
-    return _name(call.func) in ("backward", "manual_backward")
+def _is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _name(node.func) in ("backward", "manual_backward")
 
 
 # -- source -----------------------------------------------------------------------------------------------------
