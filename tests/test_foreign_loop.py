@@ -672,7 +672,7 @@ def test_what_is_read_of_a_complete_loss_is_free_unless_it_may_change_it():
 
 def test_a_size_that_comes_late_and_changes_the_operators_is_refused():
     """Batches of more or fewer records than any before are watched, too."""
-    large = of_phases({"steps": 12, "sample_rate": [0.2, 0.2]}, {"steps": 1, "sample_rate": [0.95, 0.95]})
+    large = of_phases({"steps": 8, "sample_rate": [0.2, 0.2]}, {"steps": 1, "sample_rate": [0.95, 0.95]})
     sizes = {}
 
     def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
@@ -682,7 +682,7 @@ def test_a_size_that_comes_late_and_changes_the_operators_is_refused():
 
     budgets = some_budgets(tuple(large.epsilons.tolist()))
     with pytest.raises(BatchDependenceError, match="does not compute the same of every batch"):
-        foreign(Net(), loss, plan=large, budgets=budgets)
+        foreign(Net(), loss, plan=large, budgets=budgets, max_physical_batch=60)
 
 
 def test_a_loop_that_is_left_within_a_draw_goes_on_with_the_next_one():

@@ -33,7 +33,6 @@ from epsilons.errors import DataError, RunError
 from epsilons.training.predicting.table_parts import ROWS
 from program import change, python
 from program import epsilons as command
-from shares import share
 
 EVERY = [*some_models.KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in some_models.LARGE)]
 
@@ -95,7 +94,7 @@ def loss_and_accuracy(predicted: epsilons.Predictions, name: str) -> tuple[float
     return float(-np.log(chosen).mean()), float((predicted.labels == np.array(names)).mean())
 
 
-@pytest.mark.parametrize("kind", share(EVERY, 4))
+@pytest.mark.parametrize("kind", EVERY)
 def test_predictions_are_those_of_the_evaluation_in_training(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = trained(kind)

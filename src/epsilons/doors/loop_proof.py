@@ -76,11 +76,12 @@ class LoopProof:
             raise messages.unordered_losses(self._private.model)
 
     def _compare(self, watched: Watched) -> None:
-        if self._known is not None and self._first is None and not self._private._issuer.calls_are_due:
+        if self._known is not None and self.is_wanted(watched.records) and self._first is None:
             # Long after the last round, numbers may have moved with a schedule. The operators may not.
             self._refuse(self._known, watched, "operators")
             self._extend(watched.records)
-            return
+            if not self._private._issuer.calls_are_due:
+                return
         if self._first is None:
             if not self._is_whole:
                 self._first, self._sizes = watched, [watched.records]
