@@ -55,7 +55,7 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
     model = conv().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = epsilons.plan(
-        epsilons.Budgets([5.0] * 30, delta=1e-3), epsilons.Recipe(25, 3.0, 1.0), "uniform", accountant="rdp"
+        epsilons.Budgets([5.0] * 30, delta=1e-3), epsilons.Recipe(80, 3.0, 1.0), "uniform", accountant="rdp"
     )
     performance = epsilons.Performance(**({"max_physical_batch": 2} | options.get("performance", {})))
     private = epsilons.make_private(
@@ -92,7 +92,7 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
         for x, y in private.batches:
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             private.step()
-    assert len(seen) == 25 * len(parameters)
+    assert len(seen) == 80 * len(parameters)
     assert {0, 1, 2} <= set(numbers)
 
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
-from epsilons import FloatArray
+from epsilons.core.mechanism import FloatArray
 from epsilons.errors import InputError
 from experiments import balance, classes, per_class, reporting, training
 from experiments.comparing import Verdict, expected, runs_of, value, verdict

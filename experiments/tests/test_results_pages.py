@@ -218,8 +218,8 @@ def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
     ) in table["Hyperparameters; tuned ones; individualization parameters"][1]
 
 
-def test_the_accuracies_on_the_limits_page():
+def test_the_accuracies_on_the_page_of_concepts():
     means = [mean("table_2", f"{data}-dpsgd") for data in ("mnist", "cifar10")]
     assert_page_says(
-        "docs/limits.md", f"with everyone at ε = 1, {means[0]:.1f} % on MNIST and {means[1]:.1f} % on CIFAR-10"
+        "docs/concepts.md", f"with everyone at ε = 1, {means[0]:.1f} % on MNIST and {means[1]:.1f} % on CIFAR-10"
     )
