@@ -168,7 +168,7 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batc
 levels = [2.0 if (i // 3) % 3 else 0.5 for i in range(400)]
 made = PrivacyEngine().make_private_with_epsilon(
     module=model, optimizer=optimizer, data_loader=loader, epochs=6, target_epsilon=levels, target_delta=1e-5,
-    max_grad_norm=1.0,
+    max_grad_norm=1.0, seed=1,
 )
 model, optimizer, loader = made
 batches = (batch for _ in range(6) for batch in loader)
