@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from epsilons.data.sources import tensors
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, DataError
 from epsilons.tabular import read_table
+from epsilons.tabular.dates import DateRule, days
 
 FEATURES = Features(
     numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},
@@ -132,6 +134,14 @@ def test_categories_are_compared_as_they_are_written(tmp_path):
     (tmp_path / "a.csv").write_text("smoker,code,band,label\ntrue,007,1.50,no\nfalse,8,2,yes\n")
     inputs = table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), LISTED, []).arrays.inputs
     np.testing.assert_array_equal(inputs[:, :4], [[1, 0, 1, 0], [0, 1, 0, 1]])
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()], ids=str)
+def test_dates_are_read_from_texts_of_either_size(kind):
+    """pandas writes large strings from version 3 on."""
+    cells = pyarrow.chunked_array([pyarrow.array(["2024-03-31", " 31.3.2024", "3/31/2024", ""], kind)])
+    rule = DateRule(date(2024, 3, 1), date(2024, 4, 1), day_first=False)
+    np.testing.assert_array_equal(days(cells, "seen", Path("a.parquet"), DataError, rule), [30, 30, 30, np.nan])
 
 
 def test_a_column_s_type_in_parquet_does_not_move_its_categories(tmp_path):

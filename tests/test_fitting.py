@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from functools import cache
 from itertools import pairwise
@@ -394,7 +395,7 @@ def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
     settings = json.loads((run_dir / "run.json").read_text())
     assert settings["randomness"] == "seeded"
     assert "no guarantee towards anyone who knows the seed" in settings["guarantee"]
-    assert settings["versions"]["torch"] == torch.__version__
+    assert settings["versions"]["torch"] == importlib.metadata.version("torch")
 
 
 def test_a_run_that_is_interrupted_keeps_its_charges_and_what_it_needs_to_go_on(tmp_path):

@@ -182,12 +182,14 @@ def test_no_norm_is_understated_where_squares_or_products_are_lost(which: str, t
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("size", [1e18, 1e30])
-@pytest.mark.parametrize("time", [2, 16, 40])
+@pytest.mark.parametrize("size", [1e8, 1e17])
+@pytest.mark.parametrize(("time", "k", "p"), [(2, 48, 64), (16, 48, 64), (40, 48, 64), (20, 160, 192)])
 @pytest.mark.parametrize("nearly", [0.0, 1e-7])
-def test_what_cancels_within_one_record_changes_no_others(which: str, time: int, size: float, nearly: float):
+def test_what_cancels_within_one_record_changes_no_others(
+    which: str, time: int, k: int, p: int, size: float, nearly: float
+):
     """One record's steps are huge and cancel, wholly or nearly: neither it nor what it is added to moves too far."""
-    records, huge, k, p = 12, 5, 48, 64
+    records, huge = 12, 5
     make = torch.Generator().manual_seed(3)
     left, right = torch.randn(records, time, k, generator=make), torch.randn(records, time, p, generator=make)
     sign = torch.where(torch.arange(time) % 2 == 0, 1.0, -1.0)[:, None]
@@ -200,7 +202,7 @@ def test_what_cancels_within_one_record_changes_no_others(which: str, time: int,
     try:
         full, is_proven = linear_sum(which, model, left, right, ones)
     except NonFiniteGradientError:
-        return  # too large for 32 bits: the record is left out
+        return  # too large: the record is left out
     # Autograd's own product for the batch rounds by the number of rows, in the last bits of the huge steps, which here
     # are all there is of that gradient. So where gradients are autograd's, only this record may be left out.
     for leaving in (0, huge, records - 1) if is_proven else (huge,):
@@ -229,9 +231,9 @@ def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight
 def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: str, dtype: torch.dtype):
     """Factors far below what 32 bits hold in full: rounded there, a contribution may come out a third too long."""
     case = attack(layer, torch.ones(2), dtype)
-    for size in np.geomspace(1e15, 3e38, 12):
+    for size in np.geomspace(1e15, 3e38, 12):  # the largest are left out
         larger = replace(case, sizes=case.sizes * size)
-        for clip_norm in (1e-2, 1e-5, 1e-6, 1e-7, 1e-9):
+        for clip_norm in (1e-2, 1e-9, 1e-22, 1e-26):
             try:
                 contribution = first_alone(which, larger.model, partial(larger.losses, torch.arange(2)), clip_norm)
             except NonFiniteGradientError:
@@ -241,13 +243,14 @@ def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: s
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_gradients_near_the_largest_number_keep_the_bound(which: str):
-    """A linear layer's two sides, 1e19 each: the gradient fits into 32 bits, the factor does not."""
-    for share in np.linspace(0.3, 1.0, 12):
-        for clip_norm in (1.0, 1e-4, 1e-6, 1e-7):
+    """A linear layer's two sides, below 2³⁰ each: the gradient fits into 32 bits, and some factors do not."""
+    for share in np.linspace(0.3, 0.99, 12):
+        for clip_norm in (1.0, 1e-7, 1e-22, 1e-26):
             model = nn.Linear(3, 1, bias=False)
-            x = torch.tensor([[1e19 * float(share), 0.0, 0.0], [1.0, 0.0, 0.0]])
-            losses = lambda: model(x).squeeze(1) * torch.tensor([1e19, 0.0])  # noqa: B023, E731
-            assert length(first_alone(which, model, losses, clip_norm)) <= clip_norm
+            x = torch.tensor([[2.0**30 * float(share), 0.0, 0.0], [1.0, 0.0, 0.0]])
+            losses = lambda: model(x).squeeze(1) * torch.tensor([2.0**30, 0.0])  # noqa: B023, E731
+            contribution = length(first_alone(which, model, losses, clip_norm))
+            assert 0.99 * clip_norm <= contribution <= clip_norm
 
 
 # -- other parameters ---------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
 
 def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt.NDArray[np.int64]]:
     """(texts,) the dates, and the problem of each text, 0 for none; an empty text is no problem, and no date."""
-    texts = pc.utf8_trim_whitespace(emptied(texts))
+    texts = pc.utf8_trim_whitespace(emptied(texts)).cast(pyarrow.string())  # pandas 3 writes large strings
     year, month, day = (np.full(len(texts), -1) for _ in range(3))
     problem = np.where(np.asarray(pc.is_null(texts)), 0, _NO_DATE)
     for pattern, day_first in ((_YEAR_FIRST, None), (_WITH_POINTS, True), (_WITH_SLASHES, rule.day_first)):
