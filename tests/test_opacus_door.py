@@ -542,8 +542,36 @@ def test_a_plan_for_several_runs_needs_its_folder():
 def test_empty_draws_are_charged_and_counted_in_their_epoch():
     data = DataLoader(TensorDataset(*tensors()), batch_size=1)
     made = make(data_loader=data, target_epsilon=2.0, epochs=1)
-    batches = sum(1 for batch in made.loader if step(made, batch) is None and not made.loader.private.is_check)
-    assert made.loader.private.updates == len(data) == RECORDS > batches > 40
+    rates = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda step: 0.99**step)
+    sizes, hooks = [], []
+    made.optimizer.attach_step_hook(hooks.append)
+    for batch in made.loader:
+        step(made, batch)
+        rates.step()
+        sizes.append(len(batch[0]))
+    assert made.loader.private.updates == len(data) == RECORDS == len(sizes) == len(hooks) == rates.last_epoch
+    assert 20 < sizes.count(0) < RECORDS - 40
+
+
+def test_a_batch_of_an_empty_draw_changes_nothing_whatever_is_done_with_it():
+    """Skipped, stepped twice, or a record of zeros: the weights are those of a loop that sees no such batch."""
+
+    def passes_by(made, batch):
+        if len(batch[0]):
+            step(made, batch)
+
+    def twice(made, batch):
+        step(made, batch)
+        if not len(batch[0]):
+            step(made, batch)
+
+    found = []
+    for each, rows in ((passes_by, False), (step, False), (twice, False), (step, True)):
+        made = make(data_loader=DataLoader(TensorDataset(*tensors()), batch_size=1), target_epsilon=2.0, epochs=1)
+        made.loader.rand_on_empty = rows
+        train(made, 1, each)
+        found.append(made.bare)
+    assert max(distance(found[0], other) for other in found[1:]) == 0
 
 
 def test_a_scheduler_of_the_private_optimizer_changes_the_learning_rate():

@@ -21,7 +21,7 @@ from epsilons.errors import (
 )
 from epsilons.opacus import PrivacyEngine
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_loops import BATCH, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
+from opacus_loops import BATCH, BUDGETS, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -385,3 +385,158 @@ def test_weights_cannot_be_exchanged_in_the_middle_of_a_run():
 def test_an_epsilon_of_unknown_options_is_refused():
     with pytest.raises(InputError, match="takes delta alone, got alphas"):
         make().engine.accountant.get_epsilon(DELTA, alphas=[2, 3])
+
+
+# -- steering by losses of private records -------------------------------------------------------------------------
+
+
+def losses_of(made, each=lambda made, loss: None, epochs=1, after=lambda made, losses, epoch: None):
+    """A loop that keeps its losses with their numbers of records; each: after every step, after: every epoch."""
+    for epoch in range(epochs):
+        kept = []
+        for x, y in made.loader:
+            made.optimizer.zero_grad()
+            loss = made.criterion(made.module(x), y)
+            loss.backward()
+            made.optimizer.step()
+            kept.append((loss.item(), len(x)))
+            each(made, loss)
+        after(made, kept, epoch)
+
+
+def public_loss(made) -> float:
+    made.module.eval()
+    with torch.no_grad():
+        loss = made.criterion(made.module(torch.ones(10, 6)), torch.arange(10) % 3).item()
+    made.module.train()
+    return loss
+
+
+def plateau(made, metric, on=lambda made: made.optimizer, evaluates=False, **options):
+    """After every epoch."""
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(on(made), patience=0, **options)
+
+    def after(made, losses, epoch):
+        if evaluates:
+            public_loss(made)
+        schedule.step(metric(losses))
+
+    losses_of(made, epochs=2, after=after)
+
+
+def late_plateau(made):
+    """Made after the first epoch."""
+
+    made_late = []
+
+    def after(made, losses, epoch):
+        if epoch == 1:
+            made_late.append(torch.optim.lr_scheduler.ReduceLROnPlateau(made.optimizer))
+            made_late[0].step(mean(losses))
+
+    losses_of(made, epochs=3, after=after)
+
+
+def by_batch(made):
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(made.optimizer, patience=100)
+    losses_of(made, lambda made, loss: schedule.step(loss))
+
+
+def set_by(name, value):
+    """A setting of the optimizer follows a loss in the body of the loop."""
+
+    def change(made, loss):
+        for group in made.optimizer.param_groups:
+            group[name] = value(loss)
+
+    return lambda made: losses_of(made, change)
+
+
+def mean(losses) -> float:
+    return sum(loss for loss, _ in losses) / len(losses)
+
+
+STEERING = {
+    "a mean of batches": lambda made: plateau(made, mean),
+    "a sum": lambda made: plateau(made, lambda losses: sum(loss for loss, _ in losses)),
+    "a mean of records": lambda made: plateau(made, lambda losses: sum(loss * n for loss, n in losses) / RECORDS),
+    "the last": lambda made: plateau(made, lambda losses: losses[-1][0]),
+    "the least": lambda made: plateau(made, lambda losses: min(loss for loss, _ in losses)),
+    "scores of private batches": lambda made: plateau(made, lambda losses: float(len(losses) > 1)),
+    "rounded": lambda made: plateau(made, lambda losses: round(mean(losses), 2)),
+    "negated, beside an evaluation": lambda made: plateau(made, lambda x: -mean(x), evaluates=True, mode="max"),
+    "a mean, beside an evaluation": lambda made: plateau(made, mean, evaluates=True),
+    "of the caller's optimizer": lambda made: plateau(made, mean, lambda made: made.optimizer.original_optimizer),
+    "of a later epoch": late_plateau,
+    "by batch": by_batch,
+    "a rate by hand": set_by("lr", lambda loss: 0.1 * loss.item()),
+    "a rate by hand, by a bound": set_by("lr", lambda loss: 0.1 if loss.item() < 1.0 else 0.2),
+    "a momentum": set_by("momentum", lambda loss: min(0.9, loss.item())),
+    "a decay": set_by("weight_decay", lambda loss: loss.item()),
+}
+
+
+@pytest.mark.parametrize("way", STEERING.values(), ids=STEERING)
+def test_settings_that_follow_losses_of_private_records_are_refused(way):
+    with pytest.raises(ModelError, match=r"private|losses"):
+        way(make(epochs=3))
+
+
+def test_a_plateau_of_a_public_metric_is_taken():
+    made = make()
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(made.optimizer, patience=0, mode="max")
+    losses_of(made, epochs=2, after=lambda made, losses, epoch: schedule.step(public_loss(made)))
+    assert made.loader.private.is_finished
+
+
+def broken_off(made):
+    for batch in made.loader:
+        step(made, batch)
+        if made.criterion(made.module(batch[0]), batch[1]).item() < 100:
+            break
+
+
+def broken_off_within(made):
+    for x, y in made.loader:
+        loss = made.criterion(made.module(x), y)
+        loss.backward()
+        if loss.item() < 100:
+            break
+        made.optimizer.step()
+
+
+def raised(made):
+    with pytest.raises(KeyError):
+        losses_of(made, lambda made, loss: {}[loss.item()])
+
+
+ENDS = {
+    "break": broken_off,
+    "break before the step": broken_off_within,
+    "an error": raised,
+    "closed after an epoch": lambda made: (losses_of(made), made.engine.close()),
+    "hooks removed": lambda made: (losses_of(made), made.module.remove_hooks()),
+    "stopped": lambda made: losses_of(made, lambda made, loss: loss.item() < 100 and made.loader.private.stop()),
+    "finished": lambda made: (losses_of(made), made.loader.private.finish()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_after_an_end_that_may_follow_losses_the_whole_plan_is_claimed(end):
+    made = make()
+    private = made.loader.private
+    end(made)
+    assert private.epsilon_spent().tolist() == private.plan.epsilon_spent().tolist()
+    with pytest.warns(EpsilonsWarning, match="whole plan"):
+        assert 0 < made.engine.get_epsilon(DELTA) < max(private.epsilon_spent())
+
+
+def test_a_loop_that_is_left_after_its_last_batch_is_complete():
+    made = make()
+    for epoch in range(2):
+        for number, batch in enumerate(made.loader):
+            step(made, batch)
+            if number == len(made.loader) - 1:
+                break
+        assert (made.loader.private.epsilon_spent()[1] > 2.9) == (epoch == 1)
+    assert made.engine.get_epsilon(DELTA) == pytest.approx(BUDGETS.max(), rel=1e-3)

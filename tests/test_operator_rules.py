@@ -215,6 +215,60 @@ def test_records_that_meet_are_never_said_to_stay_apart(name: str):
         _assert_true(state, TOGETHER[name], x, result, range(RECORDS), name)
 
 
+def _gradient(function: Function) -> Function:
+    """By x, of a sum in which each entry's share depends on the entry."""
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(function(leaf).square().sum(), leaf)[0]
+
+    return gradient
+
+
+_KERNEL, _KERNEL_2D, _ONES = _weights(TIME, TIME, 3), _weights(2, 1, 2, 2), torch.ones(TIME, dtype=torch.float64)
+#: Layers as a loss may use them: records stay apart in their backward passes.
+GRADIENTS: dict[str, Function] = {
+    "leaky": F.leaky_relu, "elu": F.elu, "hard sigmoid": F.hardsigmoid, "hard swish": F.hardswish,
+    "hard tanh": F.hardtanh, "mish": F.mish, "glu": F.glu, "prelu": lambda x: F.prelu(x, _ONES),
+    "layer norm": lambda x: F.layer_norm(x, (WIDTH,)), "rms norm": lambda x: F.rms_norm(x, (TIME, WIDTH)),
+    "group norm": lambda x: F.group_norm(x, 2), "convolution": lambda x: F.conv1d(x, _KERNEL),
+    "convolution of pictures": lambda x: F.conv2d(x[:, None], _KERNEL_2D),
+    "transposed convolution": lambda x: F.conv_transpose1d(x, _KERNEL),
+    "batch norm of a trained network": lambda x: F.batch_norm(x, _ONES, _ONES),
+    "largest": lambda x: F.max_pool2d(x[:, None], 2), "average": lambda x: F.avg_pool2d(x[:, None], 2),
+    "average to a size": lambda x: F.adaptive_avg_pool2d(x[:, None], (3, 2)),
+    "largest to a size": lambda x: F.adaptive_max_pool2d(x[:, None], 2),
+    "upsampled": lambda x: F.interpolate(x[:, None], scale_factor=2),
+    "reflected": lambda x: F.pad(x, (1, 1), "reflect"), "repeated": lambda x: F.pad(x[:, None], (1, 1, 1, 1), "replicate"),
+}  # fmt: skip
+#: The same where records lie along an axis of the layer.
+GRADIENTS_TOGETHER: dict[str, Function] = {
+    "glu": lambda x: F.glu(x[:4], 0),
+    "layer norm": lambda x: F.layer_norm(x, tuple(x.shape)),
+    "group norm": lambda x: F.group_norm(x[None, :, 0], 1),
+    "convolution": lambda x: F.conv1d(x.permute(2, 1, 0), _KERNEL),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "largest": lambda x: F.max_pool2d(x.permute(1, 0, 2)[:, None], 2),
+    "average": lambda x: F.avg_pool2d(x.permute(1, 0, 2)[:, None], 2),
+    "average to a size": lambda x: F.adaptive_avg_pool2d(x.permute(1, 0, 2)[:, None], 2),
+    "upsampled": lambda x: F.interpolate(x.permute(1, 0, 2)[:, None], scale_factor=2),
+    "reflected": lambda x: F.pad(x.permute(1, 2, 0), (1, 1), "reflect"),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_records_stay_apart_in_backward_passes(name: str):
+    x, function = _data(), _gradient(GRADIENTS[name])
+    result, state = _seen(function, x)
+    assert state == Rows(0, 1, 0, RECORDS)
+    _assert_true(state, function, x, result, range(RECORDS), name)
+
+
+@pytest.mark.parametrize("name", GRADIENTS_TOGETHER)
+def test_records_that_meet_in_a_backward_pass_are_never_said_to_stay_apart(name: str):
+    assert isinstance(_seen(_gradient(GRADIENTS_TOGETHER[name]), _data())[1], Mixed | Unknown)
+
+
 def test_what_does_not_depend_on_records_is_free_of_them():
     for function in (lambda x: torch.ones(3), lambda x: _weights(3).sum(), lambda x: torch.arange(len(x)) / 2):
         assert isinstance(_seen(function, _data())[1], Free)

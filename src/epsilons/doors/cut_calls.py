@@ -56,6 +56,7 @@ class CutCalls:
     on_call: Callable[[nn.Module, Any, Any], None]
     cuts: list[Cut] = field(default_factory=list)
     is_on: bool = False
+    is_called_elsewhere: bool = False
     batch: int = 0
     calls: int = 0
     _depth: int = 0
@@ -111,6 +112,7 @@ class CutCalls:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         self._depth += self.is_on
+        self.is_called_elsewhere |= not self.is_on
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> Any:
         if not self.is_on:

@@ -172,6 +172,9 @@ class ForeignLoop:
             for p in private._parameters
         ]
         self._leaked, self._is_ours = False, False
+        self.losses: list[tuple[Tensor, int]] | None = None  # those of backward passes, with their numbers of records
+        self._empty: Callable[[], Any] | None = None
+        self._is_empty = False
 
     @property
     def batches(self) -> Iterator[Any]:
@@ -186,7 +189,23 @@ class ForeignLoop:
     def draws(self) -> Iterator[Iterator[Any]]:
         """The physical batches of all remaining draws, one iterable per draw. Otherwise as `batches`."""
         self.private._abandon_draw()
-        return map(self._each, self.private.draws)
+        return map(self._each_of_draw, self.private.draws)
+
+    def hand_out_empty(self, batch: Callable[[], Any]) -> None:
+        """Hand out this batch in `draws` after the update of an empty draw. No call for it has an effect."""
+        self._empty, self.private._settings.sees_every_draw = batch, True
+
+    def _each_of_draw(self, batches: Iterator[Any]) -> Iterator[Any]:
+        is_empty = True
+        for batch in self._each(batches):
+            is_empty = False
+            yield batch
+        if is_empty and self._empty is not None:
+            self.private._settings.begin_body()
+            self._is_empty = True
+            yield self._empty()
+            self._is_empty = False
+            self.private._settings.compare()
 
     def _each(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
@@ -198,6 +217,15 @@ class ForeignLoop:
                     raise CallOrderError(f"The loop went on to the next batch without optimizer.step(). {_ORDER}")
         finally:
             self._end()
+
+    @property
+    def was_called_elsewhere(self) -> bool:
+        """Whether the model was called outside of batches since this was set to False, as an evaluation does."""
+        return self._calls.is_called_elsewhere
+
+    @was_called_elsewhere.setter
+    def was_called_elsewhere(self, value: bool) -> None:
+        self._calls.is_called_elsewhere = value
 
     @property
     def is_open(self) -> bool:
@@ -295,6 +323,8 @@ class ForeignLoop:
         cuts = self._calls.used_by(loss)
         for cut in cuts:
             self._check_output(cut.output)
+        if self.losses is not None:
+            self.losses.append((loss.detach(), self._records))
         if (seen := self._watch) is not None:
             seen.begins_backward(loss)
         is_per_record = loss.ndim > 0 and len(loss) == self._records > 1
@@ -354,6 +384,7 @@ class ForeignLoop:
         self._leave_mode()
         if not self.is_open:
             raise CallOrderError(f"optimizer.step() was called outside a batch, or twice. {_ORDER}")
+        before = self.was_called_elsewhere  # engines and checks call the model, too
         try:
             losses, calls, batch = self._losses(), self._calls_to_check(), self._batch
             self._end()
@@ -363,6 +394,7 @@ class ForeignLoop:
             raise BatchDependenceError(f"{error} {self._advice}") from error
         if calls:
             self._check_calls(batch, calls)
+        self.was_called_elsewhere = before
         return self.private.is_last and self.private._issuer.non_finite is None
 
     def _calls_to_check(self) -> list[Call]:
@@ -414,6 +446,8 @@ class ForeignLoop:
 
     def step(self) -> bool:
         """Clip this batch, unless `clip` has; on the draw's last one add noise, update, and return True."""
+        if self._is_empty:
+            return True  # its update was made
         if self.is_open or self.private._issued is None:
             self.clip()
         return self.private.step()

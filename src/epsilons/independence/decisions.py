@@ -51,6 +51,7 @@ def decides(
     is_truth: bool,
     is_late: bool = False,
     axis: int | None = None,
+    is_size: bool = False,
 ) -> bool:
     """Whether a value of several records that was read here decides what comes next.
 
@@ -60,6 +61,7 @@ def decides(
     is_truth  whether it is one truth value: without readable source, it counts as a decision
     is_late   whether the loss was complete: only an `if` whose branches use the loss, or leave the loop, decides then
     axis      of all sizes of a tensor: the one that is the number of records
+    is_size   whether it is the number of records, of which there is one at least: whether it is 0 decides nothing
 
     False for an assertion, and for an `if` that only raises or logs.
     """
@@ -69,8 +71,8 @@ def decides(
     if is_truth and isinstance(read, ast.IfExp):
         read = read.test
     if axis is not None:
-        return _decides_by_shape(read, axis, _Following(places, is_exact, is_late))
-    return _Following(places, is_exact, is_late).decides(read, 0, is_each)
+        return _decides_by_shape(read, axis, _Following(places, is_exact, is_late, is_size))
+    return _Following(places, is_exact, is_late, is_size).decides(read, 0, is_each)
 
 
 def _decides_by_shape(read: ast.AST, axis: int, following: _Following) -> bool:
@@ -93,10 +95,11 @@ _Step = bool | tuple[ast.AST, bool]
 
 
 class _Following:
-    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool) -> None:
+    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool, is_size: bool) -> None:
         # No bound on a value decides anything by itself once the loss is complete, as of a value that is exact.
         self._places, self._is_exact, self._is_late = places, is_exact or is_late, is_late
         self._seen: set[tuple[ast.AST, bool]] = set()
+        self._is_size = is_size  # until something was computed with it
 
     @property
     def parents(self) -> _Parents:
@@ -119,6 +122,9 @@ class _Following:
         return False
 
     def _step(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> _Step:
+        if self._is_size and _is_emptiness(node, parents):
+            return False
+        self._is_size &= not isinstance(parents.get(node), ast.BinOp | ast.Call | ast.AugAssign)
         match parents.get(node):
             case (ast.If() | ast.While() | ast.IfExp()) as parent if node is parent.test:
                 return not is_each and not _is_harmless(parent) and not (self._is_late and _is_apart(parent, parents))
@@ -250,6 +256,21 @@ def _is_for_harmless(node: ast.AST, parents: _Parents) -> bool:
     while isinstance(node, ast.expr) and node in parents:
         node = parents[node]
     return isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _is_harmless(node))
+
+
+def _is_emptiness(node: ast.AST, parents: _Parents) -> bool:
+    """Whether a number of at least 1 is in a test of `not n`, `n`, `n == 0`, `n != 0`, `n > 0`, `n < 1` or `n >= 1`."""
+    match parents.get(node):
+        case ast.UnaryOp(op=ast.Not()):
+            return True
+        case ast.BoolOp() as parent:
+            return _is_emptiness(parent, parents)
+        case (ast.If() | ast.While() | ast.IfExp()) as parent:
+            return node is parent.test
+        case ast.Compare(ops=[op], comparators=[ast.Constant(value=int(bound))]) as parent if node is parent.left:
+            kinds = (ast.Eq, ast.NotEq, ast.Gt, ast.LtE) if bound == 0 else (ast.Lt, ast.GtE)
+            return bound in (0, 1) and isinstance(op, kinds)
+    return False
 
 
 def _is_harmless(node: ast.AST) -> bool:

@@ -368,7 +368,9 @@ POINTWISE: dict[str, Rule] = {
     **lines(
         pointwise,
         """_to_copy _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli log_sigmoid_forward
-        softplus_backward log_sigmoid_backward where masked_fill glu_jvp _conj _conj_physical polar complex
+        hardswish softplus_backward log_sigmoid_backward leaky_relu_backward elu_backward hardsigmoid_backward
+        hardswish_backward hardtanh_backward mish_backward rrelu_with_noise_backward
+        where masked_fill glu_jvp _conj _conj_physical polar complex
         floor_divide frexp zero normal
         uniform random exponential geometric cauchy log_normal""",
     ),
@@ -548,6 +550,25 @@ REDUCTIONS: dict[str, Rule] = {
     **lines(meet(normalised_axes), "native_layer_norm _fused_rms_norm rms_norm"),
     **lines(meet(dim, data="grad_output output"), "_softmax_backward_data _log_softmax_backward_data"),
     "native_group_norm": meet(all_but_the_first, Call.unknown),
+    # Backward passes: the gradient by the first argument. Those by weights are no part of a loss.
+    "_prelu_kernel_backward": first_only(pointwise),
+    "glu_backward": meet(dim, data="grad_output self"),
+    **lines(
+        first_only(meet(normalised_axes, data="grad_out input mean rstd")),
+        "native_layer_norm_backward _fused_rms_norm_backward",
+    ),
+    "native_group_norm_backward": first_only(meet(all_but_the_first, Call.unknown, "grad_out input mean rstd")),
+    "convolution_backward": first_only(meet(all_but_the_first, Call.unknown, "grad_output input")),
+    "native_batch_norm_backward": first_only(
+        lambda call: call.unknown() if call["train"] else meet(all_but_the_first, data="grad_out input")(call)
+    ),
+    **lines(meet(last(1), Call.unknown, "grad_output self"), "reflection_pad1d_backward replication_pad1d_backward"),
+    **lines(
+        meet(last(2), Call.unknown, "grad_output self indices"),
+        """max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
+        adaptive_max_pool2d_backward reflection_pad2d_backward replication_pad2d_backward
+        upsample_nearest2d_backward _upsample_nearest_exact2d_backward _upsample_bilinear2d_aa_backward""",
+    ),
 }
 
 

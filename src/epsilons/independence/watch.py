@@ -111,6 +111,8 @@ _READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__in
 _READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
 #: Python reads the sizes of tensors by these.
 _SIZES = {"__len__", "size", "numel", "nelement"}
+#: The cause of a decision by them.
+SIZE = "size"
 #: Stands for the operator of a random number that Python read.
 RANDOM = "random"
 #: So many calls are followed from where a value is read.
@@ -166,7 +168,8 @@ class Read:
         """Whether the caller's code decides by values of several records. is_late: as of `decisions.decides`"""
         is_one = isinstance(self.state, states.Rows) and self.state.axis is None
         is_each = not isinstance(self.state, states.Mixed)
-        how = self.is_exact, self.is_truth, is_late, self.axis
+        is_size = isinstance(self.state, states.Mixed) and self.state.cause.operator == SIZE
+        how = self.is_exact, self.is_truth, is_late, self.axis, is_size
         return bool(self.places) and not is_one and decides(self.places, is_each, *how)
 
 
@@ -444,7 +447,7 @@ class OperatorWatch:
             return
         if dim is None or dim % tensor.ndim == state.axis:
             places = tuple(map(Place.of, islice(own_frames(), MOST_CALLS)))
-            number, axis = states.Mixed(states.Cause("size", "")), state.axis if is_shape else None
+            number, axis = states.Mixed(states.Cause(SIZE, "")), state.axis if is_shape else None
             at = len(self.watched.steps)
             self.watched.reads.append(Read("", False, False, True, number, line, places, at, axis))
 

@@ -30,6 +30,12 @@ _SPENT_BEFORE = (
     "resume=True from the beginning. To train on other records, load the weights alone: module.load_state_dict."
 )
 
+_CUT_SHORT = (
+    "This is what was charged. Training was ended, or a pass over the data loader was left, before all planned steps "
+    "were made. If losses or other values of private records led to it, what the whole plan spends must be claimed: "
+    "loader.private.epsilon_spent()."
+)
+
 #: (noise multiplier, sample rate, steps), as Opacus keeps them.
 Entry = tuple[float, float, int]
 
@@ -110,6 +116,8 @@ class Accountant:
             raise InputError(f"get_epsilon takes delta alone, got {', '.join(options)}.")
         if not any(self._steps) and not self._earlier:
             return 0.0
+        if self._private is not None and self._private._is_cut_short:
+            warnings.warn(_CUT_SHORT, EpsilonsWarning, stacklevel=2)
         if self.is_hidden:
             assert self._private is not None
             plan = self._private.plan

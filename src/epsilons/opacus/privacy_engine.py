@@ -93,7 +93,7 @@ class PrivacyEngine:
         loss_reduction      how the loop reduces the losses of a batch; "sum" leaves updates undivided
         grad_sample_mode    "hooks", "functorch", "ew": the same; "ghost" returns a criterion, too
         wrap_model          without effect: model and returned module may both be called
-        rand_on_empty       without effect: empty draws are made by the data loader, and the loop sees no empty batch
+        rand_on_empty       True: a batch of an empty draw has one record of zeros, not none; it has no effect
         batch_first, poisson_sampling, clipping, noise_generator   as by default; others are refused or have no effect
         run_dir, resume, performance, seed   as for epsilons.make_private
 
@@ -109,7 +109,9 @@ class PrivacyEngine:
         plan, budgets = arguments.with_noise(
             request.loader, noise_multiplier, max_grad_norm, self._most_epochs, self.accountant.function
         )
-        return self._begin(request, plan, budgets, has_budgets=False)
+        made = self._begin(request, plan, budgets, has_budgets=False)
+        made[-1].rand_on_empty = rand_on_empty
+        return made
 
     def make_private_with_epsilon(
         self,

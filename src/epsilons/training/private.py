@@ -62,6 +62,7 @@ class Private:
         self._issued: Issued | None = None
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
+        self._is_cut_short = False  # somebody ended the run, or a part of it, before the plan did
         self._clipper = Clipper(inputs.engine, model, inputs.parameters, plan, inputs.group, relaid)
         # last, because these add hooks to the optimizer and the model
         self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks)
@@ -131,11 +132,12 @@ class Private:
         """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty if some group is too small.
 
         An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase, and other runs of
-        the plan count in full. Claim `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
+        the plan count in full. If training ended before the plan did (`stop`, `finish`, `close`, a loop over a foreign
+        library's loader that was left), all steps of the plan count, because data or outputs may have led to it.
         """
         if has_small_cells(self.plan.groups):
             return np.empty(0)
-        return self.plan.spent_after(self.ledger.charged)
+        return self.plan.spent_after([p.steps for p in self.plan.phases] if self._is_cut_short else self.ledger.charged)
 
     def stop(self) -> None:
         """Make no further draw: the loop ends after the current draw. For callbacks and for the loop itself.
@@ -144,6 +146,10 @@ class Private:
         whole plan's epsilon, unless the decision to stop used neither data nor outputs.
         """
         self._turns.is_stopped = True
+        self._cut_short()
+
+    def _cut_short(self) -> None:
+        self._is_cut_short |= not self.is_finished
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
         """Call `listener(self)` after every update, those of empty draws too, which the loop does not see.
@@ -404,6 +410,7 @@ class Private:
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""
+        self._cut_short()
         self._noisy_update.drop_sum()
         self._turns.in_draw = False
         self._settle()
@@ -417,6 +424,7 @@ class Private:
         if self._turns.turn == "closed":
             return
         self._turns.turn = "closed"
+        self._cut_short()
         self._issuer.stop_watching()
         is_failing = sys.exc_info()[0] is not None
         try:

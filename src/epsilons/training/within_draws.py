@@ -63,6 +63,7 @@ class Settings:
     registered        what the caller registered for checkpointing, by name
     check_trained     raises ModelError for other trained parameters than at the start
     follows_updates   True if `private.updates` was read since the last update
+    sees_every_draw   True if the body runs for empty draws, too
     """
 
     def __init__(
@@ -76,15 +77,16 @@ class Settings:
         self._optimizer, self._plan, self._ranks, self._check_trained = optimizer, plan, ranks, check_trained
         self._registered, self._found = registered, dict[str, LRScheduler]()
         self._before: dict[_Key, Any] = {}  # at the start of the draw, or after its update; empty between draws
-        self._is_in_body, self.follows_updates = False, False
+        self._is_in_body, self.follows_updates, self.sees_every_draw = False, False, False
+        self._left: dict[_Key, Any] | None = None  # where the loop was left
         self._paces: dict[_Key, int] = {}  # how many steps each scheduler makes in the body after an update
 
     def begin_draw(self, step: int) -> None:
         # Schedulers of torch leave this mark, but for those that follow a metric, whose steps count as made by hand.
         is_scheduled = any("initial_lr" in group for group in self._optimizer.param_groups)
         if is_scheduled and (is_due(step) or not self._found):
-            self._found = {f"{type(s).__name__} {i}": s for i, s in enumerate(_schedulers_of(self._optimizer))}
-        self._before = self._now()
+            self._found = {f"{type(s).__name__} {i}": s for i, s in enumerate(schedulers_of(self._optimizer))}
+        self._before, self._left = self._now(), None
 
     def end_draw(self) -> None:
         """The update is due. Raises what `compare` raises."""
@@ -99,11 +101,15 @@ class Settings:
         """The update was made by a call in the body of a loop. The rest of the body does not run for empty draws."""
         self._is_in_body, self.follows_updates, self._before = True, False, self._now()
 
+    def leave(self) -> None:
+        """The loop was left: what the caller does from now on is no part of its body."""
+        self._left = self._now() if self._is_in_body else None
+
     def compare(self) -> None:
         """After code of the caller. Raises ModelError for what moved with the batches, or may have."""
         if not self._before:
             return
-        before, now = self._before, self._now()
+        before, now, self._left = self._before, self._left or self._now(), None
         keys = before.keys() | now.keys() if before != now else set()
         moved = [key for key in keys if before.get(key) != now.get(key)]
         if moved:
@@ -115,7 +121,7 @@ class Settings:
             self._is_in_body, self._before = False, {}
 
     def _check_body(self, moved: list[_Key], before: Mapping[_Key, Any], now: Mapping[_Key, Any]) -> None:
-        if moved and chance_of_empty_draws(self._plan, self._ranks) > NEGLIGIBLE:
+        if moved and not self.sees_every_draw and chance_of_empty_draws(self._plan, self._ranks) > NEGLIGIBLE:
             raise _refused(moved, _EMPTY)
         paces = {key: now[key][0] - before[key][0] for key in now if key[0] == "position" and key in before}
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
@@ -153,7 +159,7 @@ def _value(value: Any) -> Any:
     return value if type(value) in _PLAIN else value.tolist() if isinstance(value, Tensor) else repr(value)
 
 
-def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
     """Those of torch on this optimizer, or on a wrapper of it. It does not know them, so all objects are searched."""
     objects, kinds = gc.get_objects(), _subclasses(LRScheduler)
     found = list(compress(objects, map(kinds.__contains__, map(type, objects))))  # no bytecode for each of millions
