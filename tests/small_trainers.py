@@ -92,10 +92,15 @@ def arguments(folder: Path, **options: Any) -> Any:
         "disable_tqdm": True,
         "use_cpu": True,
     }
-    return transformers.TrainingArguments(str(folder), **(given | options))
+    cls = (
+        transformers.Seq2SeqTrainingArguments if "predict_with_generate" in options else transformers.TrainingArguments
+    )
+    return cls(str(folder), **(given | options))
 
 
-def trainer(folder: Path, model: Any = None, args: Mapping[str, Any] | None = None, **options: Any) -> PrivateTrainer:
+def trainer(
+    folder: Path, model: Any = None, args: Mapping[str, Any] | None = None, cls: Any = PrivateTrainer, **options: Any
+) -> Any:
     given: dict[str, Any] = {
         "train_dataset": reviews(),
         "data_collator": padded,
@@ -104,7 +109,7 @@ def trainer(folder: Path, model: Any = None, args: Mapping[str, Any] | None = No
         "accountant": "rdp",
         "private_seed": 5,
     }
-    return PrivateTrainer(model or bert(), arguments(folder, **(args or {})), **(given | options))
+    return cls(model or bert(), arguments(folder, **(args or {})), **(given | options))
 
 
 def weights(model: Any) -> dict[str, Tensor]:

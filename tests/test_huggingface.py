@@ -24,7 +24,7 @@ from epsilons.errors import (
     ModelError,
     RunError,
 )
-from epsilons.huggingface import PrivateTrainer, per_record_loss
+from epsilons.huggingface import PrivateSeq2SeqTrainer, PrivateTrainer, per_record_loss
 from epsilons.huggingface.steps import Records
 from options import make_flat
 from pages import ROOT
@@ -275,34 +275,46 @@ PROMPTS = {
         task_type=task, num_virtual_tokens=4, encoder_hidden_size=8
     ),
     "prefix tuning": lambda peft, task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=4),
-    "lora": lambda peft, task: peft.LoraConfig(task_type=task, target_modules="all-linear", r=2),
+    **{
+        name: lambda peft, task, kind=kind, options=options: getattr(peft, f"{kind}Config")(
+            task_type=task, target_modules=MODULES.get(task, r".*(query|value|dense)"), **options
+        )
+        for name, (kind, options) in {
+            "lora": ("Lora", {"r": 2}),
+            "dora": ("Lora", {"r": 2, "use_dora": True}),
+            "ia3": ("IA3", {"feedforward_modules": []}),
+            "fourier": ("FourierFT", {"n_frequency": 10}),
+        }.items()
+    },
 }
+MODULES = {"CAUSAL_LM": "all-linear", "SEQ_2_SEQ_LM": "all-linear"}
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=500, pad_token_id=0, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    return transformers.GPT2LMHeadModel(config)
 
 
 def prompted(name: str, task: str):
     """A small model of this task under one of peft's methods, in evaluation mode."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 500, "pad_token_id": 0}
-    if task == "CAUSAL_LM":
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, **sizes)
-        )
-    elif task == "SEQ_2_SEQ_LM":
-        model = transformers.T5ForConditionalGeneration(
-            transformers.T5Config(d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, **sizes)
-        )
-        model.config.decoder_start_token_id = 0
-    else:
-        model = bert()
+    model = gpt2() if task == "CAUSAL_LM" else t5() if task == "SEQ_2_SEQ_LM" else bert(HEAD_OF[task])
     return peft.get_peft_model(model, PROMPTS[name](peft, task)).eval()
 
 
-@pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"])
+#: The head of a task, of which peft takes all linear layers but the last.
+HEAD_OF = {"SEQ_CLS": "SequenceClassification", "TOKEN_CLS": "TokenClassification", "QUESTION_ANS": "QuestionAnswering"}
+
+
+@pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_2_SEQ_LM", *HEAD_OF])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_record_behind_a_learned_prompt_has_the_loss_of_the_model(name, task):
+    if task == "TOKEN_CLS" and name in ("prompt tuning", "p-tuning"):
+        return  # the test below: peft computes no loss there
     model = prompted(name, task)
-    inputs, labels = labelled("SequenceClassification" if task == "SEQ_CLS" else "LMHeadModel")
+    inputs, labels = labelled(HEAD_OF.get(task, "LMHeadModel"))
+    labels = {key: value.clamp(max=7) if task == "QUESTION_ANS" else value for key, value in labels.items()}
     seen = inputs | labels if task == "SEQ_2_SEQ_LM" else inputs
     losses = per_record_loss(model, model(**seen), labels)
     assert losses.shape == (5,)
@@ -327,7 +339,7 @@ def texts() -> list[Record]:
     return [record | {"labels": record["input_ids"]} for record in reviews()]
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", share(PROMPTS, 4))
 def test_learned_prompts_train_and_nothing_else_moves(name, tmp_path):
     model = prompted(name, "CAUSAL_LM").train()
     before = weights(model)
@@ -342,10 +354,11 @@ def test_learned_prompts_train_and_nothing_else_moves(name, tmp_path):
 
 def test_a_prompt_with_a_loss_of_its_own_is_refused(tmp_path):
     peft = pytest.importorskip("peft")
-    model = prompted("lora", "CAUSAL_LM").get_base_model()
-    config = peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
-    with pytest.raises(ModelError, match="CPT"):
-        trainer(tmp_path / "out", peft.get_peft_model(model, config), train_dataset=texts()).train()
+    cpt = peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
+    ada = peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], total_step=9)
+    for config, words in ((cpt, "CPT"), (ada, "AdaLoRA")):
+        with pytest.raises(ModelError, match=words):
+            trainer(tmp_path / words, peft.get_peft_model(gpt2(), config), train_dataset=texts()).train()
 
 
 def test_an_empty_draw_is_a_step_of_the_schedule_too(tmp_path):
@@ -367,7 +380,7 @@ def test_a_loss_function_is_used_in_training_and_in_evaluation(tmp_path):
     def loss(outputs, labels, num_items_in_batch):
         return F.cross_entropy(outputs.logits, labels, reduction="none")
 
-    public = [without(record, "epsilon") for record in reviews()[:20]]
+    public = strangers()
     made = trainer(
         tmp_path / "out",
         args={"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
@@ -460,7 +473,7 @@ def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
 
     plain = trainer(tmp_path / "plain", args={"max_steps": 3})
     plain.train()
-    public = [without(record, "epsilon") for record in reviews()[:8]]
+    public = strangers()
     made = trainer(tmp_path / "out", args={"max_steps": 3}, eval_dataset=public)
     made.add_callback(_event("on_pre_optimizer_step", gradients))
     made.add_callback(_event("on_pre_optimizer_step", lambda objects, state: made.evaluate()))
@@ -488,8 +501,58 @@ def test_the_step_of_an_optimizer_may_project_the_weights_and_a_hook_may_not(tmp
     assert float(made.model.classifier.weight.detach().abs().max()) == pytest.approx(0.01)
 
 
+def strangers() -> list[Record]:
+    """Records that are nobody's: reviews backwards."""
+    return [without(record, "epsilon") | {"input_ids": record["input_ids"][::-1]} for record in reviews()[:20]]
+
+
+def test_training_that_a_callback_stops_claims_the_whole_plan(tmp_path):
+    stopping = transformers.EarlyStoppingCallback(early_stopping_patience=1)
+    often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    made = trainer(
+        tmp_path / "out",
+        args=often | {"load_best_model_at_end": True, "metric_for_best_model": "eval_score"},
+        eval_dataset=strangers(),
+        compute_metrics=lambda _: {"score": 1.0},
+        callbacks=[stopping],
+    )
+    made.train()
+    assert made.private.updates == 2 < STEPS
+    assert made.private.epsilon_spent().tolist() == made.plan.epsilon_spent().tolist()
+
+
+def t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=500, pad_token_id=0, decoder_start_token_id=0, **sizes)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def test_texts_are_generated_in_evaluation_and_prediction_and_training_is_the_same(tmp_path):
+    public, shapes, found = [record | {"labels": record["input_ids"][:6]} for record in strangers()], [], []
+
+    def metrics(made):
+        shapes.append(np.shape(made.predictions))
+        return {}
+
+    for cls, generates in ((PrivateSeq2SeqTrainer, True), (PrivateTrainer, False)):
+        model = t5()
+        args = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 2, "predict_with_generate": generates}
+        options = {"train_dataset": texts(), "eval_dataset": public, "compute_metrics": metrics if generates else None}
+        made = trainer(tmp_path / cls.__name__, model, args=args, cls=cls, **options)
+        if generates:
+            made.args.generation_max_length = 30
+        made.train()
+        assert made.private.updates == 3
+        found.append(weights(model))
+        if generates:  # shorter texts are padded to the length in the model's own settings, 20
+            assert (made.predict(public, max_length=5).predictions[:, 5:] <= 0).all()
+    assert shapes == [(20, 30), (20, 30), (20, 20)]
+    assert is_same(*found)
+
+
 def test_the_best_checkpoint_may_be_loaded_at_the_end(tmp_path):
-    public = [without(record, "epsilon") for record in reviews()[:20]]
+    public = strangers()
     seen = {}
     keep = _event("on_step_end", lambda o, s: seen.update({s.global_step: weights(o["model"])}))
     often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
@@ -545,12 +608,51 @@ def without_mask(records):
     return {name: value for name, value in padded(records).items() if name != "attention_mask"}
 
 
+def packed(records):
+    """All records in one row."""
+    ids = [word for record in records for word in record["input_ids"]]
+    places = [i for record in records for i in range(len(record["input_ids"]))]
+    rows = {"input_ids": ids, "position_ids": places, "labels": ids}
+    return {name: torch.tensor([row]) for name, row in rows.items()}
+
+
 same = reviews()
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 5}
 BAD = {
     "a column that is missing": (BudgetError, "must be a column", {"budgets": "nothing"}),
     "an iterable data set": (InputError, "read by index", {"train_dataset": iter(same)}),
     "no data set": (InputError, "needs train_dataset", {"train_dataset": None}),
     "scores on the training data": (InputError, "is train_dataset", {"train_dataset": same, "eval_dataset": same}),
+    "scores on a copy": (InputError, "holds records of it", {"eval_dataset": [dict(row) for row in same]}),
+    "scores on a part": (InputError, "holds records of it", {"eval_dataset": same[10:50]}),
+    "scores on a shuffled copy without budgets": (
+        InputError,
+        "holds records of it",
+        {"eval_dataset": [without(row, "epsilon") for row in same[::-1]]},
+    ),
+    "one copy among several sets": (InputError, "holds records of it", {"eval_dataset": {"x": same[:20]}}),
+    "the best by training records": (
+        InputError,
+        "choose the weights",
+        {"eval_dataset": same[:40], "log_private_loss": True, "args": BEST},
+    ),
+    "an end by training records": (
+        InputError,
+        "the end of training",
+        {
+            "eval_dataset": same,
+            "log_private_loss": True,
+            "args": {"eval_strategy": "epoch", "metric_for_best_model": "loss"},
+            "callbacks": [transformers.EarlyStoppingCallback()],
+        },
+    ),
+    "records in one row": (
+        InputError,
+        "packs several records",
+        {"data_collator": transformers.DataCollatorWithFlattening(), "train_dataset": same},
+    ),
+    "records in one row by another collator": (DataError, "packs several records", {"data_collator": packed}),
+    "texts that are not generated": (InputError, "PrivateSeq2SeqTrainer", {"args": {"predict_with_generate": True}}),
     "such scores in a dict": (InputError, "is train_dataset", {"train_dataset": same, "eval_dataset": {"x": same}}),
     "too few budgets": (EpsilonsError, "96 records", {"budgets": BUDGETS.subset(np.arange(90))}),
     "a plan of other steps": (InputError, "max_steps=3", {"budgets": BUDGETS, "plan": (3, 16)}),

@@ -144,7 +144,7 @@ def take(batch: Any, rows: Sequence[int], records: int) -> Any:
         raise DataError(
             f"The data set's batches are of type {type(batch).__name__}, which cannot be cut into its {records} "
             "records. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the "
-            "first dimension."
+            "first dimension. A collate function that packs several records into one row cannot be used."
         )
     return result
 

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer, with a budget for every record.
 
-`PrivateTrainer(…, budgets="epsilon")` takes the place of `transformers.Trainer(…)`. Its page is
+`PrivateTrainer(…, budgets="epsilon")` takes the place of `transformers.Trainer(…)`, and `PrivateSeq2SeqTrainer` that of
+`Seq2SeqTrainer`. Their page is
 docs/doors/huggingface.md.
 """
 
@@ -15,6 +16,6 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from .model_losses import per_record_loss
-from .trainer import PrivateTrainer
+from .trainer import PrivateSeq2SeqTrainer, PrivateTrainer
 
-__all__ = ["PrivateTrainer", "per_record_loss"]
+__all__ = ["PrivateSeq2SeqTrainer", "PrivateTrainer", "per_record_loss"]

@@ -22,6 +22,12 @@ IGNORED = -100
 #: Names of inputs that are labels, and are not passed to the model.
 LABELS = ("labels", "start_positions", "end_positions")
 
+#: Methods of peft that add a term to the loss.
+_OWN_TERMS = {
+    "CPT": "peft's context-aware prompt tuning (CPT) weights the tokens of its prompt by a loss of its own",
+    "ADALORA": "peft's AdaLoRA adds a penalty on its weights to the loss, and moves its ranks by gradients",
+}
+
 Labels = Mapping[str, Tensor]
 Loss = Callable[[Any, Any, Labels, float], Tensor]
 
@@ -43,18 +49,16 @@ def per_record_loss(model: nn.Module, outputs: Any, labels: Labels, smoothing: f
 
 def _behind_prompt(model: Any, outputs: Any, labels: Labels) -> Labels:
     """The labels, with those that are left out for the virtual tokens which peft puts before each text."""
-    prompt: Any = getattr(model, "active_peft_config", None)
+    config: Any = getattr(model, "active_peft_config", None)
     own = labels.get("labels")
-    if own is None or own.ndim != 2 or not getattr(prompt, "is_prompt_learning", False):
+    for kind, why in _OWN_TERMS.items():
+        if str(getattr(config, "peft_type", "")).endswith(kind):
+            raise ModelError(f"{why}, which is no record's. Use prompt tuning, p-tuning, prefix tuning or LoRA.")
+    if own is None or own.ndim != 2 or not getattr(config, "is_prompt_learning", False):
         return labels
-    if str(prompt.peft_type).endswith("CPT"):
-        raise ModelError(
-            "peft's context-aware prompt tuning (CPT) weights the tokens of its prompt by a loss of its own, which is "
-            "not known for a single record. Use prompt tuning, p-tuning, prefix tuning or LoRA."
-        )
-    if outputs.logits.shape[1] != own.shape[1] + prompt.num_virtual_tokens:
+    if outputs.logits.shape[1] != own.shape[1] + config.num_virtual_tokens:
         return labels  # no logits for the prompt, as in prefix tuning
-    return {**labels, "labels": F.pad(own, (prompt.num_virtual_tokens, 0), value=IGNORED)}
+    return {**labels, "labels": F.pad(own, (config.num_virtual_tokens, 0), value=IGNORED)}
 
 
 def _loss_of(model: nn.Module) -> Loss:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback
+from transformers import DataCollatorWithFlattening, EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
@@ -82,8 +82,19 @@ class PrivateTrainer(Trainer):
     ) -> None:
         own = training_arguments.checked(args)
         training_arguments.check_model(model)
-        training_arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
+        columns = [name for name in (budgets, person) if isinstance(name, str)]
+        self._scores_training = training_arguments.check_data(
+            train_dataset, trainer.get("eval_dataset"), columns, log_private_loss
+        )
         _check_methods(type(self))
+        if getattr(args, "predict_with_generate", False) and not isinstance(self, Seq2SeqTrainer):
+            raise InputError("predict_with_generate has no effect here. Use PrivateSeq2SeqTrainer.")
+        if isinstance(data_collator, DataCollatorWithFlattening):
+            raise InputError(
+                "DataCollatorWithFlattening packs several records into one row, so a batch has no record in its first "
+                "dimension, and no gradient belongs to one record. Pad each record with a mask: "
+                "DataCollatorForSeq2Seq, DataCollatorWithPadding."
+            )
         self.private_dir = training_arguments.folder(private_dir, own.output_dir)
         train_dataset, budgets, persons = budgets_in(train_dataset, budgets, person, delta)
         self.budgets, self.log_private_loss = budgets, log_private_loss
@@ -142,6 +153,13 @@ class PrivateTrainer(Trainer):
             raise CallOrderError(
                 "This PrivateTrainer has trained already. Each run spends the budgets: make another PrivateTrainer, "
                 "with another output_dir, and count what both spend together. A plan for several runs is an option."
+            )
+        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
+        if self._scores_training and (stops or self.args.load_best_model_at_end):
+            raise InputError(
+                "eval_dataset holds records of train_dataset, and its scores choose the weights or the end of training "
+                "(load_best_model_at_end, EarlyStoppingCallback): raw scores of private records would decide what is "
+                "released. Choose by records that have no budget."
             )
         self._resumes = bool(resume_from_checkpoint)
         if self._resumes and not self.private_dir.exists():
@@ -279,6 +297,15 @@ class PrivateTrainer(Trainer):
             "hyperparameter_search trains once for each trial, and each run spends the budgets again. Make a plan for "
             "several runs (epsilons.plan(…, runs=n)) and one PrivateTrainer for each, with plan=PlanFolder."
         )
+
+
+class PrivateSeq2SeqTrainer(PrivateTrainer, Seq2SeqTrainer):
+    """PrivateTrainer that evaluates and predicts as transformers' Seq2SeqTrainer does, by generated texts.
+
+    args    Seq2SeqTrainingArguments, with predict_with_generate=True for texts
+
+    All other arguments are those of PrivateTrainer.
+    """
 
 
 class _OfRecords:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from ..errors import InputError
+from ..training.datasets import shares_records
 
 #: max_grad_norm of TrainingArguments, if the caller sets none.
 DEFAULT_NORM = 1.0
@@ -97,8 +98,13 @@ def check_model(model: Any) -> None:
         refuse("torch_compile")
 
 
-def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:
-    """Raises InputError for data sets that cannot be drawn from, and for scores on the training data."""
+def check_data(train: Any, evaluation: Any, columns: Sequence[str], logs_loss: bool) -> bool:
+    """Whether the evaluation data hold training records, which is allowed with log_private_loss only.
+
+    columns  of budgets and persons, which both may have
+
+    Raises InputError for data sets that cannot be drawn from, and for scores on the training data.
+    """
     if train is None:
         raise InputError("PrivateTrainer needs train_dataset=, the records that the budgets belong to.")
     if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
@@ -107,11 +113,13 @@ def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:
             "own coin, which needs a map-style data set, with __len__ and __getitem__."
         )
     evaluated = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
-    if not logs_loss and any(data is train for data in evaluated):
+    is_same = any(data is train or shares_records(train, data, columns) for data in evaluated)
+    if is_same and not logs_loss:
         raise InputError(
-            "eval_dataset is train_dataset: its scores would be written to the logs without noise. Pass records that "
-            "have no budget, or log_private_loss=True if the logs stay private."
+            "eval_dataset is train_dataset, or holds records of it: their scores would be written to the logs without "
+            "noise. Pass records that have no budget, or log_private_loss=True if the logs stay private."
         )
+    return is_same
 
 
 def folder(given: str | Path | None, output_dir: str | Path) -> Path:

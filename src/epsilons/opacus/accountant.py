@@ -116,12 +116,12 @@ class Accountant:
             raise InputError(f"get_epsilon takes delta alone, got {', '.join(options)}.")
         if not any(self._steps) and not self._earlier:
             return 0.0
-        if self._private is not None and self._private._is_cut_short:
-            warnings.warn(_CUT_SHORT, EpsilonsWarning, stacklevel=2)
         if self.is_hidden:
             assert self._private is not None
             plan = self._private.plan
             return rounded_up(float(self._spent([plan.runs * p.steps for p in plan.phases], delta).max()))
+        if self._private is not None and self._private._is_cut_short:
+            warnings.warn(_CUT_SHORT, EpsilonsWarning, stacklevel=2)
         return float(self.epsilons(delta).max())
 
     @property

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -387,3 +387,48 @@ def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[A
             "map-style data set, with __len__ and __getitem__."
         )
     return DataLoaderSource(dataset, num_workers, collate)  # type: ignore[arg-type]  # map-style, checked above
+
+
+# -- Whether an evaluation is of training records
+
+
+#: So many records of each data set are compared, at most.
+COMPARED = 1000
+
+
+def shares_records(one: Any, other: Any, without: Sequence[str] = ()) -> bool:
+    """Whether two map-style data sets seem to have records in common: a copy, a part of it, or a shuffled copy.
+
+    without  names of columns that do not count
+
+    Records are compared by fingerprints of a sample of each. Not seen are copies of more than a million records in
+    another order, records that are read differently each time, and a few records among many others. False for data sets
+    that cannot be read, and for tables of so few values that strangers are equal.
+    """
+    before = checkpoints.of_generators()
+    try:
+        samples = [_hashes(data, without) for data in (one, other)]
+        largest = max(len(one), len(other))
+    except Exception:  # whatever a foreign data set raises
+        return False
+    finally:
+        checkpoints.into_generators(before)
+    first, second = samples
+    if not first or not second:
+        return False
+    found = sum(first[record] * second[record] for record in first.keys() & second.keys())
+    # Equal records within the first sample show how many would be equal by chance.
+    by_chance = sum(n * (n - 1) for n in first.values()) / first.total() * second.total()
+    of_a_copy = min(first.total() * second.total() / largest, second.total())
+    return found >= max(3, of_a_copy / 4) + 3 * by_chance
+
+
+def _hashes(dataset: Any, without: Sequence[str]) -> Counter[str]:
+    count = len(dataset)
+    found: Counter[str] = Counter()
+    for i in range(0, count, max(1, -(-count // COMPARED))):
+        record = dataset[i]
+        if isinstance(record, Mapping):
+            record = {name: value for name, value in record.items() if name not in without}
+        found[fingerprints.of(record)] += 1
+    return found
