@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
-from epsilons.errors import BatchDependenceError, CallOrderError, EpsilonsError, InputError, ModelError
+from epsilons.errors import (
+    BatchDependenceError,
+    CallOrderError,
+    EpsilonsError,
+    EpsilonsWarning,
+    InputError,
+    ModelError,
+)
 from epsilons.training import Performance
 from options import grouped, make_flat
+from pages import ROOT
 from small_runs import close, of_phases, parameters_of, same, some_budgets, some_data, some_plan
 
 L = pytest.importorskip("lightning")
@@ -30,6 +39,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 KEY = bytes(range(32))
 DATA = TensorDataset(*some_data())
+HELD_OUT = TensorDataset(DATA.tensors[0].flip(1) + 1, DATA.tensors[1])
 EPOCHS, DRAWS = 2, 5  # 60 records, 12 expected in a draw
 
 
@@ -90,7 +100,7 @@ def a_loader(**options: Any) -> DataLoader[Any]:
 def fitted(module: Any, strategy: Any = None, ckpt_path: Any = None, **options: Any) -> tuple[Any, Any]:
     strategy = strategy or a_strategy()
     trainer = a_trainer(strategy, **options)
-    trainer.fit(module, a_loader(), a_loader(shuffle=False), ckpt_path=ckpt_path)
+    trainer.fit(module, a_loader(), DataLoader(HELD_OUT, 12), ckpt_path=ckpt_path)
     return trainer, strategy
 
 
@@ -349,6 +359,150 @@ def test_the_number_of_batches_is_known_in_configure_optimizers():
     found: list[int] = []
     trainer, strategy = fitted(Warm())
     assert found == [trainer.global_step] == [strategy.private.plan.steps]
+
+
+class Frozen(L.pytorch.callbacks.BaseFinetuning):
+    """Freezes the encoder before the run."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.encoder)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None: ...
+
+
+class Written(L.pytorch.callbacks.BasePredictionWriter): ...
+
+
+#: Every callback that Lightning ships: how it is made, and whether the weights may differ from those without it.
+CALLBACKS: dict[str, tuple[Any, bool]] = {
+    "BackboneFinetuning": (lambda c, d: c.BackboneFinetuning(), False),
+    "BaseFinetuning": (lambda c, d: Frozen(), True),
+    "BasePredictionWriter": (lambda c, d: Written("epoch"), False),
+    "BatchSizeFinder": (lambda c, d: c.BatchSizeFinder(), False),
+    "Callback": (lambda c, d: c.Callback(), False),
+    "Checkpoint": (lambda c, d: c.Checkpoint(), False),
+    "DeviceStatsMonitor": (lambda c, d: c.DeviceStatsMonitor(cpu_stats=False), False),
+    "EMAWeightAveraging": (lambda c, d: c.EMAWeightAveraging(), True),
+    "EarlyStopping": (lambda c, d: c.EarlyStopping("valid", patience=9), False),
+    "GradientAccumulationScheduler": (lambda c, d: c.GradientAccumulationScheduler({1: 2}), False),
+    "LambdaCallback": (lambda c, d: c.LambdaCallback(on_train_start=lambda *_: None), False),
+    "LearningRateFinder": (lambda c, d: c.LearningRateFinder(), False),
+    "LearningRateMonitor": (lambda c, d: c.LearningRateMonitor(), False),
+    "ModelCheckpoint": (lambda c, d: c.ModelCheckpoint(d, monitor="valid"), False),
+    "ModelPruning": (lambda c, d: c.ModelPruning("l1_unstructured", amount=0.3), False),
+    "ModelSummary": (lambda c, d: c.ModelSummary(), False),
+    "OnExceptionCheckpoint": (lambda c, d: c.OnExceptionCheckpoint(d), False),
+    "ProgressBar": (lambda c, d: c.ProgressBar(), False),
+    "RichModelSummary": (lambda c, d: c.RichModelSummary(), False),
+    "RichProgressBar": (lambda c, d: c.RichProgressBar(), False),
+    "SpikeDetection": (lambda c, d: c.SpikeDetection(), False),
+    "StochasticWeightAveraging": (lambda c, d: c.StochasticWeightAveraging(0.01, swa_epoch_start=1), True),
+    "TQDMProgressBar": (lambda c, d: c.TQDMProgressBar(), False),
+    "ThroughputMonitor": (lambda c, d: c.ThroughputMonitor(batch_size_fn=len, window_size=3), False),
+    "Timer": (lambda c, d: c.Timer("00:01:00:00"), False),
+    "WeightAveraging": (lambda c, d: c.WeightAveraging(), True),
+}
+
+
+def test_every_callback_of_lightning_is_tried():
+    assert set(CALLBACKS) == set(L.pytorch.callbacks.__all__)
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_callback_of_lightning_runs_or_is_in_the_page_s_table(name, tmp_path, plain):
+    make, may_differ = CALLBACKS[name]
+    callback, module = make(L.pytorch.callbacks, tmp_path), Module()
+    options: dict[str, Any] = {"callbacks": [callback], "enable_checkpointing": True, "default_root_dir": tmp_path}
+    options |= {"enable_progress_bar": "Bar" in name, "enable_model_summary": "Summary" in name}
+    options |= {"logger": L.pytorch.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
+    if name in {kind.__name__ for kind in door.REFUSED_CALLBACKS}:
+        module.backbone, module.train_dataloader = module.encoder, a_loader
+        module.batch_size = 12  # which some of them ask for
+        with pytest.raises(InputError, match=f"{name} cannot be used"):
+            a_trainer(a_strategy(), **options).fit(module)
+        assert f"`{name}`" in (ROOT / "docs" / "doors" / "lightning.md").read_text()
+        return
+    trainer, _ = fitted(module, **options)
+    assert trainer.global_step == EPOCHS * DRAWS
+    assert may_differ or same(parameters_of(module), plain)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Tensor]:
+    module = Module()
+    fitted(module)
+    return parameters_of(module)
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_a_schedule_gives_the_learning_rates_of_plain_lightning(interval, frequency):
+    class Scheduled(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return [optimizer], [{"scheduler": schedule, "interval": interval, "frequency": frequency}]
+
+    class Rates(L.pytorch.callbacks.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    found = []
+    for strategy in (a_strategy(), "auto"):
+        rates: list[float] = []
+        fitted(Scheduled(), strategy, callbacks=[Rates()])
+        found.append(rates)
+    assert len(found[0]) == EPOCHS * DRAWS
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_what_training_step_logs_reaches_no_logger_unless_it_is_said(is_said, tmp_path):
+    class Logging(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            self.log_dict({"first": 1.0, "second": 2.0}, prog_bar=True, logger=True)
+            self.log("epoch", 3.0, on_epoch=True, on_step=True)
+            return super().training_step(batch, index)
+
+    class Seen(L.pytorch.callbacks.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            seen.append((float(outputs["loss"]), trainer.progress_bar_metrics["first"]))
+
+    seen: list[tuple[float, float]] = []
+    logger = L.pytorch.loggers.CSVLogger(tmp_path)
+    with nullcontext() if is_said else pytest.warns(EpsilonsWarning, match="sent to no logger"):
+        fitted(Logging(), a_strategy(log_private_loss=is_said), logger=logger, log_every_n_steps=1, callbacks=[Seen()])
+    names = set((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()[0].split(","))
+    sent = {"first", "second", "epoch_step", "epoch_epoch", "loss"} if is_said else set()
+    assert names >= sent
+    assert is_said or names == {"epoch", "step", "valid"}
+    assert {shown for _, shown in seen} == {1.0}
+    assert any(loss for loss, _ in seen) is is_said
+
+
+OTHERS = {
+    "the training data": lambda: DATA,
+    "a copy": lambda: TensorDataset(*(t.clone() for t in DATA.tensors)),
+    "a part": lambda: torch.utils.data.Subset(DATA, range(10, 40)),
+    "another order": lambda: TensorDataset(*(t.flip(0) for t in DATA.tensors)),
+}
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint", "none"])
+@pytest.mark.parametrize("data", OTHERS)
+def test_validation_on_training_records_is_refused(data, kind, sanity, tmp_path):
+    selects = [getattr(L.pytorch.callbacks, kind)(monitor="valid")] if kind != "none" else []
+    options = {"callbacks": selects, "enable_checkpointing": True, "default_root_dir": tmp_path}
+    trainer = a_trainer(a_strategy(log_private_loss=bool(selects)), num_sanity_val_steps=sanity, **options)
+    with pytest.raises(InputError, match=f"{kind} would choose" if selects else "would go to the loggers"):
+        trainer.fit(Module(), a_loader(), DataLoader(OTHERS[data](), 12))
+
+
+def test_validation_on_training_records_is_shown_to_people_who_say_so():
+    trainer = a_trainer(a_strategy(log_private_loss=True))
+    trainer.fit(Module(), a_loader(), a_loader(shuffle=False))
+    assert trainer.global_step == EPOCHS * DRAWS
 
 
 @pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])

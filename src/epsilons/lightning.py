@@ -7,15 +7,24 @@ validation and checkpoints count noisy updates. See docs/doors/lightning.md.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    SpikeDetection,
+)
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -24,10 +33,11 @@ from torch.utils.data import DataLoader
 
 from .budgets.budgets import Budgets
 from .doors.foreign_loop import ForeignLoop
-from .errors import CallOrderError, InputError
+from .errors import CallOrderError, EpsilonsWarning, InputError
 from .ledger.plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
+from .training.datasets import shares_records
 from .training.values import Randomness, Records, RunFolder, as_folder, draws_of
 
 __all__ = ["PrivateStrategy"]
@@ -45,12 +55,21 @@ NOT_CALLED = {
 REFUSED = {
     "accumulate_grad_batches": "A draw is divided by Performance(max_physical_batch=…). Leave it at 1",
     "gradient_clip_val": "Each record's gradient is clipped by clip_norm. Leave it out",
-    "callbacks": "A search trains on the records before the run, and would spend its budgets. Choose on public data",
     "precision": f"Use one of {', '.join(PRECISIONS)}",
     "devices": "PrivateStrategy trains on one device",
     "limit_train_batches": "A plan's draws are whole. Use max_steps for a shorter run",
     "overfit_batches": "Each draw is random. Leave it out",
     "reload_dataloaders_every_n_epochs": "Budgets belong to the records of one data set. Leave it out",
+}
+
+_SEARCHES = "A search trains on the records before the run, and would spend its budgets. Choose on public data"
+REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    LearningRateFinder: _SEARCHES,
+    BatchSizeFinder: _SEARCHES,
+    GradientAccumulationScheduler: REFUSED["accumulate_grad_batches"],
+    BackboneFinetuning: "The trained parameters are fixed when the run begins. Freeze them before, or train two runs",
+    ModelPruning: "It writes to weights during training. Prune a model before the run, or after it",
+    SpikeDetection: "It follows raw losses, and would decide by them what is released. Leave it out",
 }
 
 
@@ -65,7 +84,8 @@ class PrivateStrategy(SingleDeviceStrategy):
     run_dir        a folder for plan, ledger and key, outside the folders of loggers and checkpoints; None keeps the
                    ledger in memory. RunFolder(path, resume=True) continues a run; pass the newest checkpoint as
                    ckpt_path to `Trainer.fit`
-    device         as of SingleDeviceStrategy
+    log_private_loss   True sends what training_step logs, which has no noise, to the loggers, and its loss to callbacks
+    options        as of SingleDeviceStrategy: device
 
     After fit, `strategy.private` has the ledger. The strategy trains one run. `fit` raises InputError for settings of
     the Trainer or the module that would scale, split, clip or apply gradients in another way.
@@ -83,10 +103,11 @@ class PrivateStrategy(SingleDeviceStrategy):
         run_dir: str | Path | RunFolder | None = None,
         seed: int | Randomness | None = None,
         performance: Performance | None = None,
-        device: str | torch.device = "cpu",
+        log_private_loss: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(device=device, **options)
+        super().__init__(**{"device": "cpu"} | options)
+        self._logs_loss = log_private_loss
         self.budgets, self.private = budgets, None
         self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
@@ -98,6 +119,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             raise InputError("A run's checkpoints are Lightning's own here. Leave out checkpoint_every.")
         self._folder = replace(folder, checkpoint_every=10**9)  # only together with Lightning's
         self._loader: DataLoader[Any] | None = None
+        self._evaluated: list[Any] = []  # data sets
         self._loop: ForeignLoop | None = None
         self._draws: Iterator[Iterator[Any]] = iter(())
         self._draw: Iterator[Any] = iter(())
@@ -124,14 +146,32 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         trainer = self._module.trainer
+        if trainer.state.fn == "fit" and trainer.state.stage in ("validate", "sanity_check"):
+            self._evaluated.append(getattr(dataloader, "dataset", None))
+            self._check_evaluated(trainer)
         if trainer.state.fn != "fit" or trainer.state.stage != "train" or self.private is not None:
             return dataloader
         if not isinstance(dataloader, DataLoader):
             raise InputError(f"Training needs one torch DataLoader, got a {type(dataloader).__name__}.")
         self._loader = dataloader
+        self._check_evaluated(trainer)
         if self.optimizers:  # configure_optimizers may ask for the number of batches before there is an optimizer
             self._begin(trainer, dataloader)
         return Tickets(self, draws_of(dataloader, self.budgets), dataloader.dataset)
+
+    def _check_evaluated(self, trainer: Trainer) -> None:
+        """Raise InputError for an evaluation on training records that selects weights, or goes to loggers."""
+        monitors = [c for c in trainer.callbacks if getattr(c, "monitor", None) is not None]  # type: ignore[attr-defined]
+        if self._loader is None or (self._logs_loss and not monitors):
+            return
+        train = self._loader.dataset
+        if any(data is train or (data is not None and shares_records(train, data)) for data in self._evaluated):
+            raise InputError(
+                "A validation loader has records of the training data. Their scores have no noise, and "
+                + (f"{type(monitors[0]).__name__} would choose by them." if monitors else "would go to the loggers.")
+                + " Validate on records that have no budget."
+                + ("" if monitors else " If the logs stay private: PrivateStrategy(log_private_loss=True).")
+            )
 
     def _begin(self, trainer: Trainer, loader: DataLoader[Any]) -> None:
         clip_norm, strategy, accountant = self._recipe
@@ -187,7 +227,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         return batch if isinstance(batch, Ticket) else super().batch_to_device(batch, device, dataloader_idx)
 
     def training_step(self, ticket: Any, *args: Any, **kwargs: Any) -> Any:
-        """One draw, up to its last batch; returns that batch's loss, for display."""
+        """One draw, up to its last batch; returns that batch's loss if it is logged, otherwise 0."""
         if not isinstance(ticket, Ticket):
             raise InputError("Training needs one DataLoader; got several, or a batch of another loader.")
         ticket.use()
@@ -200,7 +240,7 @@ class PrivateStrategy(SingleDeviceStrategy):
                 raise InputError("training_step returned None. No batch may be skipped; return its loss.")
             loop.backward(loss)
             if loop.clip():
-                shown = loss.detach().mean().requires_grad_()
+                shown = (loss.detach().mean() * self._logs_loss).requires_grad_()
                 return output | {"loss": shown} if isinstance(output, dict) else shown
             loop.step()
         return torch.zeros((), device=self.root_device, requires_grad=True)  # an empty draw, which was noise alone
@@ -208,7 +248,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     def _step_of(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         module = self._module
         batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
-        with self.precision_plugin.train_step_context():
+        with self.precision_plugin.train_step_context(), nullcontext() if self._logs_loss else without_loggers(module):
             return module.training_step(batch, *args, **kwargs)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -307,11 +347,13 @@ def check_module(module: LightningModule, optimizers: Sequence[Optimizer], sched
 
 def check_trainer(trainer: Any, precision: str, run_dir: Any) -> None:
     """Refuse settings that would scale, split or clip gradients, or draw other records. Raises InputError."""
-    searches = [type(c).__name__ for c in trainer.callbacks if isinstance(c, LearningRateFinder | BatchSizeFinder)]
-    shown = {"callbacks": f"[{', '.join(searches)}]", "precision": repr(precision), "devices": trainer.num_devices}
+    for callback in trainer.callbacks:
+        for kind, advice in REFUSED_CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise InputError(f"{kind.__name__} cannot be used with PrivateStrategy. {advice}.")
+    shown = {"precision": repr(precision), "devices": trainer.num_devices}
     is_wrong = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
-        "callbacks": bool(searches),
         "precision": precision not in PRECISIONS,
         "devices": trainer.num_devices > 1,
         "limit_train_batches": trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,
@@ -361,6 +403,29 @@ def check_monitors(trainer: Trainer) -> None:
                 f"{type(callback).__name__} follows {monitor!r}, which training_step logs: a loss or score of private "
                 "records, without noise, would decide what is released. Monitor a metric of public data."
             )
+
+
+@contextmanager
+def without_loggers(module: LightningModule) -> Iterator[None]:
+    """What the module logs reaches the progress bar, and no logger."""
+    log = module.log
+
+    def shown(name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, **options: Any) -> None:
+        if logger is not False and module.trainer.loggers:
+            warnings.warn(_WITHHELD, EpsilonsWarning, stacklevel=2)
+        log(name, value, prog_bar=prog_bar, logger=False, **options)
+
+    vars(module)["log"] = shown
+    try:
+        yield
+    finally:
+        del vars(module)["log"]
+
+
+_WITHHELD = (
+    "What training_step logs has no noise, so it is shown on the progress bar and sent to no logger. If the logs stay "
+    "private: PrivateStrategy(log_private_loss=True). To log in silence: self.log(…, logger=False)."
+)
 
 
 @contextmanager
