@@ -115,6 +115,9 @@ class _Following:
         parents = _source(self._places[at].file)[1]
         while (node, is_each) not in self._seen:
             self._seen.add((node, is_each))
+            if self._is_size and _is_emptiness(node, parents):
+                return False
+            self._is_size &= not isinstance(parents.get(node), ast.BinOp | ast.Call | ast.AugAssign)
             step = self._step(node, parents, at, is_each)
             if isinstance(step, bool):
                 return step
@@ -122,9 +125,6 @@ class _Following:
         return False
 
     def _step(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> _Step:
-        if self._is_size and _is_emptiness(node, parents):
-            return False
-        self._is_size &= not isinstance(parents.get(node), ast.BinOp | ast.Call | ast.AugAssign)
         match parents.get(node):
             case (ast.If() | ast.While() | ast.IfExp()) as parent if node is parent.test:
                 return not is_each and not _is_harmless(parent) and not (self._is_late and _is_apart(parent, parents))

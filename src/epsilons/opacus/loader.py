@@ -63,7 +63,8 @@ class PrivateLoader(DataLoader[Any]):
             for draw in self._loop.draws:
                 for batch in draw:
                     yield batch
-                    self._check_plateaus(self._plateaus)
+                    if self._plateaus:
+                        self._check_plateaus(self._plateaus)
                 draws -= 1
                 if draws == 0:
                     return

@@ -121,7 +121,7 @@ class Settings:
             self._is_in_body, self._before = False, {}
 
     def _check_body(self, moved: list[_Key], before: Mapping[_Key, Any], now: Mapping[_Key, Any]) -> None:
-        if moved and not self.sees_every_draw and chance_of_empty_draws(self._plan, self._ranks) > NEGLIGIBLE:
+        if moved and self._may_miss_draws:
             raise _refused(moved, _EMPTY)
         paces = {key: now[key][0] - before[key][0] for key in now if key[0] == "position" and key in before}
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
@@ -131,6 +131,10 @@ class Settings:
         known = ("position", "content", *(_SCHEDULED if is_scheduled else ()))
         if not (is_even and all(what in known for what, _ in moved)) and not self.follows_updates:
             raise _refused(moved or [*paces], _BY_HAND)
+
+    @property
+    def _may_miss_draws(self) -> bool:
+        return not self.sees_every_draw and chance_of_empty_draws(self._plan, self._ranks) > NEGLIGIBLE
 
     def _now(self) -> dict[_Key, Any]:
         """Values by what they are, and of what."""
