@@ -65,6 +65,7 @@ from epsilons.opacus.accountants import IAccountant, PRVAccountant, RDPAccountan
 from epsilons.opacus.accountants.rdp import RDPAccountant as same
 from epsilons.opacus.accountants.utils import get_noise_multiplier
 from epsilons.opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+from epsilons.opacus.grad_sample.functorch import make_functional
 from epsilons.opacus.grad_sample.grad_sample_module import GradSampleModule
 from epsilons.opacus.optimizers import DPOptimizer
 from epsilons.opacus.utils.module_modification import convert_batchnorm_modules

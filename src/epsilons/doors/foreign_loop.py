@@ -214,7 +214,10 @@ class ForeignLoop:
                 yield batch
                 if self.is_open:
                     self.private._turns.turn = "broken"
-                    raise CallOrderError(f"The loop went on to the next batch without optimizer.step(). {_ORDER}")
+                    raise CallOrderError(
+                        f"The loop went on to the next batch without optimizer.step(). {_ORDER} To evaluate, use your "
+                        "own data loader: each batch of this one is a draw, and charged."
+                    )
         finally:
             self._end()
 

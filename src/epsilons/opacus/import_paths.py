@@ -60,6 +60,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "distributed": {_PARALLEL: _Returned(_PARALLEL, (), {})},
     "grad_sample": _MODULE,
     "grad_sample.grad_sample_module": _MODULE,
+    "grad_sample.functorch": {"make_functional": _Returned("make_functional", (), {})},
     "optimizers": _OPTIMIZER,
     "optimizers.optimizer": _OPTIMIZER,
     "utils.module_modification": {"convert_batchnorm_modules": ModuleValidator.fix},

@@ -129,5 +129,5 @@ def _more_epochs(steps: int, draws: int) -> str:
     return (
         f"All {steps:,} steps of the plan were made ({steps / draws:g} epochs of {draws:,}), and the loop asks for "
         "more. Give make_private_with_epsilon the number of epochs that you train. For make_private raise "
-        "PrivacyEngine(most_epochs=…)."
+        "PrivacyEngine(most_epochs=…). To evaluate, use your own data loader: each pass over this one is charged."
     )
