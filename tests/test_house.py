@@ -32,6 +32,7 @@ def trees(folder: Path) -> dict[str, tuple[str, ast.Module]]:
     return {path: (code, ast.parse(code)) for path, code in codes.items()}
 
 
+@cache
 def code_lines(code: str, tree: ast.Module) -> int:
     """Lines that hold code: no blank lines, comments and docstrings."""
     texts: set[int] = set()
