@@ -304,7 +304,7 @@ FORGED = {
     "a run's last line": (swapped("update run set ledger = key where id = 'settled'"), "table run"),
     "a run's first line": (swapped("update run set begun = key where id = 'settled'"), "table run"),
     "a run's state": (swapped("update run set state = 'running', key = digest where id = 'reserved'"), "table run"),
-    "another registry": (swapped("update fact set value = replace(value, '0', '1') where name = 'id'"), "table fact"),
+    "another registry": (swapped("update fact set value = value || '0' where name = 'id'"), "table fact"),
     "a fact more": (swapped("insert into fact values ('refund', '0.5')"), "table fact"),
     "a quota more": (swapped("insert into quota values ('b', 0.5)"), "table quota"),
     "a roster of no run": (swapped("insert into part select 'ghost', page, rows from part limit 1"), "table part"),
