@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from epsilons import data
 from epsilons.budgets.budgets import Budgets
@@ -23,6 +24,7 @@ from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, DataError
 from epsilons.tabular import read_table
 from epsilons.tabular.dates import DateRule, days
+from epsilons.training.datasets import shares_records
 
 FEATURES = Features(
     numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},
@@ -440,3 +442,79 @@ def test_windows_of_tensors_and_series_keep_their_values_and_share_no_memory() -
 def test_other_documents_lengths_and_ids_are_refused(given: tuple[object, ...], words: str) -> None:
     with pytest.raises(DataError, match=words):
         windows(*given)  # type: ignore[arg-type]
+
+
+# -- whether an evaluation is of training records
+
+
+class Unreadable(Dataset):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, place: int) -> object:
+        raise OSError("no such file")
+
+
+def numbers(count: int, first: int = 0) -> TensorDataset:
+    return TensorDataset(torch.arange(first, first + count).float()[:, None].expand(-1, 3), torch.zeros(count))
+
+
+def few_values(seed: int) -> list[tuple[int, int]]:
+    drawn = np.random.default_rng(seed).integers(0, 3, (5000, 2))
+    return [(int(a), int(b)) for a, b in drawn]
+
+
+def rows(first: int, count: int, **more: object) -> list[dict[str, object]]:
+    return [{"words": [place, place + 1], "label": place % 2} | more for place in range(first, first + count)]
+
+
+def shuffled(data: Dataset, seed: int = 0) -> Subset:
+    order = np.random.default_rng(seed).permutation(len(data))  # type: ignore[arg-type]  # it has a length
+    return Subset(data, order.tolist())
+
+
+SHARING = {
+    "a copy": (numbers(5000), numbers(5000)),
+    "a copy of many records": (numbers(2_000_000), numbers(2_000_000)),
+    "without the first": (numbers(5000), numbers(4999, first=1)),
+    "without the first, of many": (numbers(100_000), numbers(99_999, first=1)),
+    "shuffled": (numbers(5000), shuffled(numbers(5000))),
+    "shuffled, of many": (numbers(100_000), shuffled(numbers(100_000))),
+    "a part": (numbers(20_000), Subset(numbers(20_000), range(300, 900))),
+    "ten records": (numbers(300), numbers(10, first=40)),
+    "with others": (numbers(2000), ConcatDataset([numbers(500), numbers(1000, first=9000)])),
+    "a larger set that holds it": (numbers(500), numbers(3000)),
+    "with another column": (rows(0, 500), rows(0, 500, score=0.5)),
+    "without a column": (rows(0, 500, epsilon=1.0), rows(100, 300)),
+    "rows in another order of columns": (rows(0, 50), [dict(reversed(row.items())) for row in rows(0, 50)]),
+}
+STRANGERS = {
+    "disjoint": (numbers(5000), numbers(5000, first=5000)),
+    "a split": (Subset(numbers(1000), range(800)), Subset(numbers(1000), range(800, 1000))),
+    "few values": (few_values(0), few_values(1)),
+    "few values, shuffled": (few_values(0), few_values(1)[::-1][:700]),
+    "rows": (rows(0, 500), rows(500, 500)),
+    "no columns in common": (rows(0, 50), [{"pixels": place} for place in range(50)]),
+    "other records": (rows(0, 50), numbers(50)),
+    "empty": (numbers(50), numbers(0)),
+    "not readable": (numbers(50), Unreadable()),
+    "no length": (numbers(50), iter(())),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SHARING.values(), ids=SHARING)
+def test_data_sets_that_share_records_are_found(one: Dataset, other: Dataset) -> None:
+    before = torch.get_rng_state()
+    assert shares_records(one, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("one", "other"), STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_no_training_records(one: Dataset, other: Dataset) -> None:
+    assert not shares_records(one, other)
+    assert not shares_records(other, one)
+
+
+def test_columns_that_do_not_count_are_left_out() -> None:
+    assert not shares_records(rows(0, 50, epsilon=1.0), [{"epsilon": 1.0, "pixels": n} for n in range(50)], ["epsilon"])
+    assert shares_records(rows(0, 50, epsilon=1.0), rows(0, 50, epsilon=2.0), ["epsilon"])

@@ -440,7 +440,7 @@ def test_an_error_in_the_model_does_not_leave_its_next_calls_uncut():
         with pytest.raises(RuntimeError):
             model(x[:, :2])
         assert cross_entropy(model, x, y).grad_fn is not None
-        assert len(loop._calls.cuts) == 1
+        assert len(loop.calls.cuts) == 1
 
 
 def test_a_decision_by_the_loss_of_several_records_is_refused():
@@ -607,10 +607,37 @@ MEANS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "noisy labels": lambda o, y, t: F.mse_loss(o, 0.8 + 0.2 * torch.rand(len(o), 3)),
     "a distribution": lambda o, y, t: -torch.distributions.Categorical(logits=o).log_prob(y).mean(),
     "own labels": lambda o, y, t: F.cross_entropy(o, o.detach().argmax(1)),
+    "unless it is empty": lambda o, y, t: F.cross_entropy(o, y) if len(o) else o.sum(),
+    "unless its shape is empty": lambda o, y, t: o.sum() if o.shape[0] == 0 else F.cross_entropy(o, y),
+    "if it has any": lambda o, y, t: F.cross_entropy(o, y) if o.size(0) > 0 and True else o.sum(),
+    "not if it has none": lambda o, y, t: o.sum() if not len(y) or len(y) < 1 else F.cross_entropy(o, y),
     "labels of NumPy": lambda o, y, t: F.cross_entropy(o, torch.from_numpy(y.numpy())),
 }
 
+
 #: The same, with losses that depend on other records, or on their number.
+def by_parity(o: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    n = len(o)
+    n = n % 2
+    return F.cross_entropy(o, y) * 2 if n else F.cross_entropy(o, y)
+
+
+def by_remainder(o: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    n = len(o)
+    n %= 2
+    if not n:
+        o = 2 * o
+    return F.cross_entropy(o, y)
+
+
+def by_what_is_left(o: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    n = o.shape[0]
+    left = n - 1000
+    if left > 0:
+        o = 2 * o
+    return F.cross_entropy(o, y)
+
+
 MIXED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "a root of n": lambda o, y, t: F.cross_entropy(o, y, reduction="sum") / len(o) ** 0.5,
     "n inside": lambda o, y, t: F.mse_loss(o / len(o), t),
@@ -624,6 +651,11 @@ MIXED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "a mean by NumPy": lambda o, y, t: F.mse_loss(o - torch.from_numpy(o.detach().numpy().mean(0)), t),
     "a decision": lambda o, y, t: F.cross_entropy(o, y) * (2 if F.cross_entropy(o, y).item() > 100 else 1),
     "a decision by n": lambda o, y, t: F.cross_entropy(o, y) * (2 if len(o) > 1000 else 1),
+    "a decision by the parity of n": by_parity,
+    "a decision by n, which is written over": by_remainder,
+    "a decision by what is left of n": by_what_is_left,
+    "a decision by n and another": lambda o, y, t: F.cross_entropy(o, y) * (2 if len(o) and len(o) > 1000 else 1),
+    "a decision by whether n is 1": lambda o, y, t: F.cross_entropy(o, y) * (2 if len(o) == 1 else 1),
     "a decision by chance": lambda o, y, t: F.cross_entropy(o, y if torch.rand(()) < 0.99 else y.flip(0)),
     "pairs": lambda o, y, t: (o[1:] - o[:-1]).pow(2).mean(),
     "other targets": lambda o, y, t: F.mse_loss(o, t[torch.randperm(len(t))]),

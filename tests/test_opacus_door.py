@@ -575,6 +575,18 @@ def test_a_batch_of_an_empty_draw_changes_nothing_whatever_is_done_with_it():
     assert max(distance(found[0], other) for other in found[1:]) == 0
 
 
+def test_a_loop_that_is_left_at_an_empty_batch_goes_on_in_the_next_pass():
+    made = make(data_loader=DataLoader(TensorDataset(*tensors()), batch_size=1), target_epsilon=2.0, epochs=3)
+    for batch in made.loader:
+        if not len(batch[0]):
+            break
+        step(made, batch)
+    before = made.loader.private.updates
+    for batch in made.loader:
+        step(made, batch)
+    assert made.loader.private.updates - before > RECORDS / 2
+
+
 def test_a_scheduler_of_the_private_optimizer_changes_the_learning_rate():
     made = make()
     schedule = torch.optim.lr_scheduler.StepLR(made.optimizer, 1, gamma=0.5)

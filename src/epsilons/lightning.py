@@ -240,7 +240,8 @@ class PrivateStrategy(SingleDeviceStrategy):
                 raise InputError("training_step returned None. No batch may be skipped; return its loss.")
             loop.backward(loss)
             if loop.clip():
-                shown = (loss.detach().mean() * self._logs_loss).requires_grad_()
+                shown = loss.detach().mean() if self._logs_loss else torch.zeros((), device=loss.device)
+                shown.requires_grad_()
                 return output | {"loss": shown} if isinstance(output, dict) else shown
             loop.step()
         return torch.zeros((), device=self.root_device, requires_grad=True)  # an empty draw, which was noise alone

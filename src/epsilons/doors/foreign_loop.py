@@ -162,8 +162,8 @@ class ForeignLoop:
         self._batch: Any = None  # as it was handed out
         self._given: list[tuple[int, list[Tensor]]] = []  # number of the call -> its inputs, of a watched batch
         self._to_check: list[Call] = []
-        self._calls = CutCalls(private._parameters, self._on_cut, self._on_call)
-        self._calls.attach(private.model)
+        self.calls = CutCalls(private._parameters, self._on_cut, self._on_call)
+        self.calls.attach(private.model)
         self._mode: LossMode | None = None
         self._callers: list[FrameType] = []  # the caller's code that was run when the batch was handed to it
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.
@@ -203,8 +203,10 @@ class ForeignLoop:
         if is_empty and self._empty is not None:
             self.private._settings.begin_body()
             self._is_empty = True
-            yield self._empty()
-            self._is_empty = False
+            try:
+                yield self._empty()
+            finally:
+                self._is_empty = False
             self.private._settings.compare()
 
     def _each(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -222,31 +224,22 @@ class ForeignLoop:
             self._end()
 
     @property
-    def was_called_elsewhere(self) -> bool:
-        """Whether the model was called outside of batches since this was set to False, as an evaluation does."""
-        return self._calls.is_called_elsewhere
-
-    @was_called_elsewhere.setter
-    def was_called_elsewhere(self, value: bool) -> None:
-        self._calls.is_called_elsewhere = value
-
-    @property
     def is_open(self) -> bool:
         """True from the issue of a batch until it was clipped."""
-        return self._calls.is_on
+        return self.calls.is_on
 
     def _begin(self, batch: Any) -> None:
         self._leave_mode()
         self._batch = batch
         self._leaked, self._callers = False, list(watch.own_frames())
-        self._calls.begin()
+        self.calls.begin()
         if (seen := self._watch) is not None:
-            seen.is_elsewhere = lambda: self._calls.is_inside
+            seen.is_elsewhere = lambda: self.calls.is_inside
 
     def _end(self) -> None:
         self._leave_mode()
         self._callers, self._to_check, self._given, self._batch = [], [], [], None
-        self._calls.end()
+        self.calls.end()
 
     def _leave_mode(self) -> None:
         if self._mode is not None:
@@ -261,11 +254,11 @@ class ForeignLoop:
         if self.private._issuer.calls_are_due:
             self._to_check.append(Call(module, args, kwargs))
         if self._watch is not None:
-            self._given.append((self._calls.calls - 1, batches.tensors((args, kwargs))))
+            self._given.append((self.calls.calls - 1, batches.tensors((args, kwargs))))
         if self._mode is None:
             # Iterators that handed the batch on are not run any more, or not at the moment.
             code = next((frame for frame in self._callers if watch.is_run_by(frame)), None)
-            self._mode = LossMode(code, lambda: self._calls.is_inside, self._seen_backward, self._seen_grad)
+            self._mode = LossMode(code, lambda: self.calls.is_inside, self._seen_backward, self._seen_grad)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _drop(self, parameter: Tensor) -> None:
@@ -284,7 +277,7 @@ class ForeignLoop:
         inputs: Any = None,
     ) -> None:
         """loss.backward(), as the foreign code calls it."""
-        if not self._calls.used_by(loss):
+        if not self.calls.used_by(loss):
             torchs(loss, gradient, retain_graph, create_graph, inputs)
             return
         if create_graph:
@@ -301,7 +294,7 @@ class ForeignLoop:
         if self._is_ours:
             return torchs(outputs, *args, **kwargs)
         given = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        if any(self._calls.used_by(tensor) for tensor in given):
+        if any(self.calls.used_by(tensor) for tensor in given):
             raise ModelError(_GRADIENTS_OF_GRADIENTS)
         return torchs(outputs, *args, **kwargs)
 
@@ -318,12 +311,12 @@ class ForeignLoop:
             raise ModelError(
                 f"The loss must be one number, or one per record, shape ({self._records},) here; got {got}."
             )
-        if not self._calls.used_by(loss):
+        if not self.calls.used_by(loss):
             raise ModelError(_IGNORES_THE_MODEL)
         self._backward(loss, retain_graph)
 
     def _backward(self, loss: Tensor, retain_graph: bool) -> None:
-        cuts = self._calls.used_by(loss)
+        cuts = self.calls.used_by(loss)
         for cut in cuts:
             self._check_output(cut.output)
         if self.losses is not None:
@@ -374,7 +367,7 @@ class ForeignLoop:
 
     def zero_grad(self) -> None:
         """Forget the backward passes of this batch; its outputs stay."""
-        for cut in self._calls.cuts:
+        for cut in self.calls.cuts:
             cut.gradient = None
 
     # -- clip and step ---------------------------------------------------------------------------------
@@ -387,7 +380,7 @@ class ForeignLoop:
         self._leave_mode()
         if not self.is_open:
             raise CallOrderError(f"optimizer.step() was called outside a batch, or twice. {_ORDER}")
-        before = self.was_called_elsewhere  # engines and checks call the model, too
+        before = self.calls.is_called_elsewhere  # engines and checks call the model, too
         try:
             losses, calls, batch = self._losses(), self._calls_to_check(), self._batch
             self._end()
@@ -397,12 +390,12 @@ class ForeignLoop:
             raise BatchDependenceError(f"{error} {self._advice}") from error
         if calls:
             self._check_calls(batch, calls)
-        self.was_called_elsewhere = before
+        self.calls.is_called_elsewhere = before
         return self.private.is_last and self.private._issuer.non_finite is None
 
     def _calls_to_check(self) -> list[Call]:
         """Those calls of the batch that the loss depends on."""
-        used = {cut.call for cut in self._calls.cuts if cut.gradient is not None}
+        used = {cut.call for cut in self.calls.cuts if cut.gradient is not None}
         return [call for number, call in enumerate(self._to_check) if number in used]
 
     def _check_calls(self, batch: Any, calls: Sequence[Call]) -> None:
@@ -424,14 +417,14 @@ class ForeignLoop:
         """(batch,) losses, one per record, with the gradients of the records' own losses."""
         if self._leaked:
             raise ModelError(_UNSEEN)
-        if any(cut.leaf.grad is not None for cut in self._calls.cuts):
+        if any(cut.leaf.grad is not None for cut in self.calls.cuts):
             raise ModelError(_UNSEEN)
-        if all(cut.gradient is None for cut in self._calls.cuts):
+        if all(cut.gradient is None for cut in self.calls.cuts):
             raise CallOrderError(f"optimizer.step() was called before loss.backward(). {_ORDER}")
-        self._calls.is_on = False  # a checkpointed module is called again
+        self.calls.is_on = False  # a checkpointed module is called again
         self._prove()
-        self._calls.link(is_thorough=self._watch is not None)
-        used = [cut for cut in self._calls.cuts if cut.gradient is not None]
+        self.calls.link(is_thorough=self._watch is not None)
+        used = [cut for cut in self.calls.cuts if cut.gradient is not None]
         for cut in used:
             self._check_output(cut.output)
         total = _share(used[0])
@@ -442,7 +435,7 @@ class ForeignLoop:
     def _prove(self) -> None:
         """Check what the loop computed, if this batch is watched."""
         if (seen := self._watch) is not None:
-            used = [cut for cut in self._calls.cuts if cut.gradient is not None]
+            used = [cut for cut in self.calls.cuts if cut.gradient is not None]
             numbers = {cut.call for cut in used}
             given = [tensor for number, tensors in self._given if number in numbers for tensor in tensors]
             self._proof.check(seen, given, [cut.gradient for cut in used if cut.gradient is not None])
@@ -462,7 +455,7 @@ class ForeignLoop:
     def close(self) -> None:
         """Remove hooks, and close the run."""
         self._leave_mode()
-        self._calls.detach()
+        self.calls.detach()
         for guard in self._guards:
             guard.remove()
         self.private.close()

@@ -83,9 +83,9 @@ class PrivateTrainer(Trainer):
         own = training_arguments.checked(args)
         training_arguments.check_model(model)
         columns = [name for name in (budgets, person) if isinstance(name, str)]
-        self._scores_training = training_arguments.check_data(
-            train_dataset, trainer.get("eval_dataset"), columns, log_private_loss
-        )
+        training_arguments.check_data(train_dataset)
+        self._evaluations = training_arguments.Evaluations(train_dataset, columns, log_private_loss)
+        self._evaluations.check(trainer.get("eval_dataset"), chooses=False)
         _check_methods(type(self))
         if getattr(args, "predict_with_generate", False) and not isinstance(self, Seq2SeqTrainer):
             raise InputError("predict_with_generate has no effect here. Use PrivateSeq2SeqTrainer.")
@@ -154,13 +154,7 @@ class PrivateTrainer(Trainer):
                 "This PrivateTrainer has trained already. Each run spends the budgets: make another PrivateTrainer, "
                 "with another output_dir, and count what both spend together. A plan for several runs is an option."
             )
-        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
-        if self._scores_training and (stops or self.args.load_best_model_at_end):
-            raise InputError(
-                "eval_dataset holds records of train_dataset, and its scores choose the weights or the end of training "
-                "(load_best_model_at_end, EarlyStoppingCallback): raw scores of private records would decide what is "
-                "released. Choose by records that have no budget."
-            )
+        self._evaluations.check(self.eval_dataset, self._chooses)
         self._resumes = bool(resume_from_checkpoint)
         if self._resumes and not self.private_dir.exists():
             raise RunError(
@@ -174,6 +168,19 @@ class PrivateTrainer(Trainer):
         finally:
             if self.private is not None:
                 self.private.close()
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether scores of evaluations choose weights or the end of training."""
+        stops = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
+        return stops or self.args.load_best_model_at_end or self.args.metric_for_best_model is not None
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As Trainer's. Raises InputError for training records: scores have no noise, and get to the logs."""
+        own: Any = self.eval_dataset
+        data = own if eval_dataset is None else own[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        self._evaluations.check(data, self._chooses)
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
     def _without_loss(self, output: TrainOutput) -> TrainOutput:
         if self.log_private_loss:

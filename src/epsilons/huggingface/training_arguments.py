@@ -42,6 +42,7 @@ REFUSALS = {
     "torch_compile": "a compiled model has no layers whose gradients can be clipped by record. Leave it out.",
     "use_liger_kernel": "its fused losses mix records, and give no outputs by record. Leave it out.",
     "include_num_input_tokens_seen": "the number of tokens shows who was drawn, without noise. Leave it out.",
+    "skip_memory_metrics=False": "peaks of memory show how many records were drawn, without noise. Leave it out.",
     "this optimizer (optim)": "it updates during the backward pass, or keeps a second copy of the weights. Use an "
     'ordinary one, such as "adamw_torch".',
     "this schedule (lr_scheduler_type)": "it follows a metric, so it cannot be replayed. Use one that follows the "
@@ -65,6 +66,7 @@ _IS_SET: dict[str, Callable[[Any], bool]] = {
     "neftune_noise_alpha": lambda args: args.neftune_noise_alpha is not None,
     "gradient_checkpointing": lambda args: args.gradient_checkpointing or args.activation_checkpointing,
     "include_num_input_tokens_seen": lambda args: args.include_num_input_tokens_seen not in ("no", False),
+    "skip_memory_metrics=False": lambda args: not args.skip_memory_metrics,
     "this optimizer (optim)": lambda args: _names(args.optim, "lomo", "layerwise", "schedule_free"),
     "this schedule (lr_scheduler_type)": lambda args: _names(args.lr_scheduler_type, "plateau", "greedy"),
 }
@@ -98,13 +100,8 @@ def check_model(model: Any) -> None:
         refuse("torch_compile")
 
 
-def check_data(train: Any, evaluation: Any, columns: Sequence[str], logs_loss: bool) -> bool:
-    """Whether the evaluation data hold training records, which is allowed with log_private_loss only.
-
-    columns  of budgets and persons, which both may have
-
-    Raises InputError for data sets that cannot be drawn from, and for scores on the training data.
-    """
+def check_data(train: Any) -> None:
+    """Raises InputError for data sets that cannot be drawn from."""
     if train is None:
         raise InputError("PrivateTrainer needs train_dataset=, the records that the budgets belong to.")
     if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
@@ -112,14 +109,44 @@ def check_data(train: Any, evaluation: Any, columns: Sequence[str], logs_loss: b
             f"train_dataset is a {type(train).__name__}, which cannot be read by index. Each record is drawn by its "
             "own coin, which needs a map-style data set, with __len__ and __getitem__."
         )
-    evaluated = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
-    is_same = any(data is train or shares_records(train, data, columns) for data in evaluated)
-    if is_same and not logs_loss:
-        raise InputError(
-            "eval_dataset is train_dataset, or holds records of it: their scores would be written to the logs without "
-            "noise. Pass records that have no budget, or log_private_loss=True if the logs stay private."
-        )
-    return is_same
+
+
+class Evaluations:
+    """Whether evaluations are on training records, which is allowed with log_private_loss only, and may choose nothing.
+
+    train    the training data
+    columns  of budgets and persons, which both may have
+    """
+
+    def __init__(self, train: Any, columns: Sequence[str], logs_loss: bool) -> None:
+        self._train, self._columns, self._logs_loss = train, columns, logs_loss
+        self._seen: list[Any] = []
+        self._are_of_training = False
+
+    def check(self, data: Any, chooses: bool) -> None:
+        """Raise InputError for scores of training records that get to logs, or decide what is released.
+
+        data     a data set, a dict of several, or None
+        chooses  whether scores choose weights or the end of training
+        """
+        for one in data.values() if isinstance(data, dict) else [data]:
+            if one is None or any(one is known for known in self._seen):
+                continue
+            self._seen.append(one)
+            self._are_of_training |= one is self._train or shares_records(self._train, one, self._columns)
+        if self._are_of_training and not self._logs_loss:
+            raise InputError(
+                "The evaluation data are train_dataset, or hold records of it: their scores would be written to the "
+                "logs without noise. Pass records that have no budget, or log_private_loss=True if the logs stay "
+                "private."
+            )
+        if self._are_of_training and chooses:
+            raise InputError(
+                "The evaluation data hold records of train_dataset, and their scores choose the weights or the end of "
+                'training (load_best_model_at_end, metric_for_best_model, save_strategy="best", '
+                "EarlyStoppingCallback): raw scores of private records would decide what is released. Choose by "
+                "records that have no budget."
+            )
 
 
 def folder(given: str | Path | None, output_dir: str | Path) -> Path:

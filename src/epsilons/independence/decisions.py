@@ -70,16 +70,17 @@ def decides(
         return is_truth
     if is_truth and isinstance(read, ast.IfExp):
         read = read.test
+    following = _Following(places, is_exact, is_late)
     if axis is not None:
-        return _decides_by_shape(read, axis, _Following(places, is_exact, is_late, is_size))
-    return _Following(places, is_exact, is_late, is_size).decides(read, 0, is_each)
+        return _decides_by_shape(read, axis, following)
+    return following.decides_by_number(read) if is_size else following.decides(read, 0, is_each)
 
 
 def _decides_by_shape(read: ast.AST, axis: int, following: _Following) -> bool:
     """The same for all sizes of a tensor, of which most do not depend on the number of records."""
     match following.parents.get(read):
         case ast.Subscript(slice=ast.Constant(value=int(place))) as part:
-            return place == axis and following.decides(part, 0, False)
+            return place == axis and following.decides_by_number(part)
         case ast.Subscript(slice=ast.Slice(lower=ast.Constant(value=int(place)))) if place > axis:
             return False
         case ast.Assign(targets=[ast.Tuple(elts=names)]) as node if axis < len(names):
@@ -95,11 +96,10 @@ _Step = bool | tuple[ast.AST, bool]
 
 
 class _Following:
-    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool, is_size: bool) -> None:
+    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool) -> None:
         # No bound on a value decides anything by itself once the loss is complete, as of a value that is exact.
         self._places, self._is_exact, self._is_late = places, is_exact or is_late, is_late
         self._seen: set[tuple[ast.AST, bool]] = set()
-        self._is_size = is_size  # until something was computed with it
 
     @property
     def parents(self) -> _Parents:
@@ -110,14 +110,21 @@ class _Following:
         parents = self.parents
         return self._uses(_scope(node, parents), names, 0, False, _loop_of_batches(node, parents))
 
+    def decides_by_number(self, read: ast.AST) -> bool:
+        """Whether this number of records, of which there is one at least, decides more than whether it is 0."""
+        parents, uses = self.parents, [read]
+        match parents.get(read):
+            case ast.Assign(targets=[ast.Name(id=name)]) as node:
+                inner = list(ast.walk(_scope(node, parents)))
+                if sum(name in _targets(other) for other in inner if isinstance(other, ast.Name)) == 1:
+                    uses = [other for other in inner if _named(other, ast.Load) == name]
+        return any(not _is_emptiness(use, parents) and self.decides(use, 0, False) for use in uses)
+
     def decides(self, node: ast.AST, at: int, is_each: bool) -> bool:
         """Whether this expression's value decides anything, in the code of the call at this depth."""
         parents = _source(self._places[at].file)[1]
         while (node, is_each) not in self._seen:
             self._seen.add((node, is_each))
-            if self._is_size and _is_emptiness(node, parents):
-                return False
-            self._is_size &= not isinstance(parents.get(node), ast.BinOp | ast.Call | ast.AugAssign)
             step = self._step(node, parents, at, is_each)
             if isinstance(step, bool):
                 return step

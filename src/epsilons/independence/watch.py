@@ -463,9 +463,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._watch.run(func, args, kwargs or {})
 
 
-_SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
-
-
 class _Functions(TorchFunctionMode):
     """Sees Python read values, which no operator shows."""
 
@@ -476,7 +473,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if (name in _SIZES or func is _SHAPE) and self._watch.is_running:
+        is_shape = name == "__get__" and getattr(func, "__self__", None) is Tensor.shape
+        if (name in _SIZES or is_shape) and self._watch.is_running:
             dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else 0 if name == "__len__" else None)
             self._watch.read_size(args[0], dim, dim is None and name not in ("numel", "nelement"))
         if name in _READS and args and isinstance(args[0], Tensor) and self._watch.is_running:

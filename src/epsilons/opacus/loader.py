@@ -59,6 +59,7 @@ class PrivateLoader(DataLoader[Any]):
             raise CallOrderError(_more_epochs(self.private.plan.steps, len(self)))
         self._check_plateaus(self._found())
         self._loop.losses = []
+        number = self._passes
         try:
             for draw in self._loop.draws:
                 for batch in draw:
@@ -69,9 +70,10 @@ class PrivateLoader(DataLoader[Any]):
                 if draws == 0:
                     return
         finally:
-            if draws > 1 or self.private._turns.in_draw:  # the loop was left
-                self.private._cut_short()
-            self.private._settings.leave()
+            if number == self._passes:  # not of an iterator that is closed during a later pass
+                if draws > 1 or self.private._turns.in_draw:  # the loop was left
+                    self.private._cut_short()
+                self.private._settings.leave()
 
     def _empty(self) -> Any:
         """A batch as those of the data set, without records."""
@@ -102,9 +104,9 @@ class PrivateLoader(DataLoader[Any]):
             if scheduler.last_epoch == steps:
                 continue
             is_seen = any(math.isclose(abs(scheduler.best), abs(value), rel_tol=1e-6) for value in self._raw())
-            if is_seen or not self._loop.was_called_elsewhere:
+            if is_seen or not self._loop.calls.is_called_elsewhere:
                 raise ModelError(_FOLLOWS)
-            self._loop.was_called_elsewhere = False
+            self._loop.calls.is_called_elsewhere = False
         self._plateaus = [(scheduler, scheduler.last_epoch) for scheduler, _ in plateaus]
 
     def _raw(self) -> list[float]:
