@@ -641,6 +641,12 @@ def packed(records):
 
 
 same = reviews()
+
+
+class PackedByTRL(list):
+    column_names = ("input_ids", "labels", "seq_lengths")
+
+
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 5}
 BAD = {
     "a column that is missing": (BudgetError, "must be a column", {"budgets": "nothing"}),
@@ -684,6 +690,7 @@ BAD = {
         "packs several records",
         {"data_collator": transformers.DataCollatorWithFlattening(), "train_dataset": same},
     ),
+    "rows that TRL has packed": (InputError, "packed from several texts", {"train_dataset": PackedByTRL(same)}),
     "records in one row by another collator": (DataError, "packs several records", {"data_collator": packed}),
     "texts that are not generated": (InputError, "PrivateSeq2SeqTrainer", {"args": {"predict_with_generate": True}}),
     "such scores in a dict": (InputError, "are train_dataset", {"train_dataset": same, "eval_dataset": {"x": same}}),

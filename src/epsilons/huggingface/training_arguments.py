@@ -22,6 +22,9 @@ _ONE_PROCESS = (
 )
 _SMALLER = "Lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor."
 
+#: The column that TRL adds to rows that it has packed.
+PACKED = "seq_lengths"
+
 #: Settings that are refused, as the caller knows them: why, and what to do instead.
 REFUSALS = {
     "fp16": "its GradScaler rescales losses by a factor that depends on the data. Use bf16=True, which needs no "
@@ -108,6 +111,11 @@ def check_data(train: Any) -> None:
         raise InputError(
             f"train_dataset is a {type(train).__name__}, which cannot be read by index. Each record is drawn by its "
             "own coin, which needs a map-style data set, with __len__ and __getitem__."
+        )
+    if PACKED in (getattr(train, "column_names", None) or ()):
+        raise InputError(
+            f"train_dataset has a column {PACKED!r}: its rows are packed from several texts, which may be of different "
+            "persons. Leave packing=True out of SFTConfig."
         )
 
 
