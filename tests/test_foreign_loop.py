@@ -694,6 +694,133 @@ def test_a_loss_that_decides_by_the_number_of_records_is_refused(name):
         foreign(Net(), lambda m, x, y: BY_NUMBER[name](m(x), y, x[:, :3]), steps=4)
 
 
+class Meter:
+    """As scripts have one."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.sum += value * n
+        self.count += n
+
+    @property
+    def average(self) -> float:
+        return self.sum / self.count if self.count > 0 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.average:.3f}" if self.count else "-"
+
+
+def accuracy(o: Tensor, y: Tensor) -> list[Tensor]:
+    n = y.size(0)
+    if n == 1:
+        return [torch.zeros(1)]
+    return [(o.argmax(1) == y).float().sum().mul_(100.0 / n)]
+
+
+def f1(o: Tensor, y: Tensor) -> float:
+    found, right = (o.argmax(1) == 1).sum().item(), ((o.argmax(1) == 1) & (y == 1)).sum().item()
+    if found == 0 or right == 0:
+        return 0.0
+    precision, recall = right / found, right / (y == 1).sum().item()
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def shown_by_meters(o: Tensor, y: Tensor, loss: Tensor) -> Tensor:
+    losses, scores, best = Meter(), Meter(), 0.0
+    losses.update(loss.item(), y.size(0))
+    scores.update(accuracy(o.detach(), y)[0].item(), len(y))
+    score = f1(o, y)
+    if score > best:
+        best = score
+    print(losses, scores.average, best)
+    return loss
+
+
+def printed_if_large(o: Tensor, y: Tensor, loss: Tensor) -> Tensor:
+    large = loss.item() > 1e9
+    if large:
+        print(loss)
+        large = False
+    return loss
+
+
+class Latest:
+    """A meter, too, with names of its own: uses of an attribute count in the whole file."""
+
+    def put(self, value: float) -> None:
+        self.latest = value
+
+    @property
+    def above(self) -> float:
+        return self.latest if self.latest > 0 else 0.0
+
+
+def one_of_two(double: Tensor, loss: Tensor, o: Tensor) -> Tensor:
+    return double if len(o) > 1000 else loss
+
+
+def large(o: Tensor) -> int:
+    if o.shape[0] > 1000:
+        return 1
+    return 0
+
+
+def chosen_by_a_flag(o: Tensor, y: Tensor, loss: Tensor) -> Tensor:
+    double, is_doubled = 2 * loss, False
+    if f1(o, y) > 0.99:
+        is_doubled = True
+    return double if is_doubled else loss
+
+
+def chosen_by_a_meter(o: Tensor, y: Tensor, loss: Tensor) -> Tensor:
+    double, meter = 2 * loss, Latest()
+    meter.put(loss.item())
+    if meter.above > 1000:
+        return double
+    return loss
+
+
+def chosen_in_branches(o: Tensor, y: Tensor, loss: Tensor) -> Tensor:
+    given = loss
+    double = 2 * loss
+    if o.shape[0] > 1000:
+        given = double
+    return given
+
+
+#: What is done with a complete loss: it is shown, or one of two losses is chosen.
+SHOWN = {"by meters": shown_by_meters, "by a print": printed_if_large}
+CHOSEN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "by a function": lambda o, y, loss: one_of_two(2 * loss, loss, o),
+    "by an expression": lambda o, y, loss: (lambda double: double if len(o) > 1000 else loss)(2 * loss),
+    "by a number": lambda o, y, loss: [loss, 2 * loss][large(o)],
+    "by a flag": chosen_by_a_flag,
+    "by a meter": chosen_by_a_meter,
+    "in branches": chosen_in_branches,
+}
+
+
+@pytest.mark.parametrize("use", SHOWN.values(), ids=SHOWN)
+def test_what_only_shows_a_complete_loss_is_free(use):
+    def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        outputs = model(x)
+        return use(outputs, y, F.cross_entropy(outputs, y))
+
+    assert close(foreign(Net(), loss), foreign(Net(), cross_entropy), within=1e-7)
+
+
+@pytest.mark.parametrize("use", CHOSEN.values(), ids=CHOSEN)
+def test_a_loss_that_is_chosen_by_values_of_other_records_is_refused(use):
+    def loss(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        outputs = model(x)
+        return use(outputs, y, F.cross_entropy(outputs, y))
+
+    with pytest.raises(BatchDependenceError, match="decides"):
+        foreign(Net(), loss, steps=4)
+
+
 def test_what_is_read_of_a_complete_loss_is_free_unless_it_may_change_it():
     def printed(model: Net, x: Tensor, y: Tensor, is_scaled: bool = False) -> Tensor:
         outputs = model(x)

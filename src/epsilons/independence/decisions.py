@@ -34,14 +34,15 @@ _Parents = dict[ast.AST, ast.AST]  # the node that each node is in
 
 @dataclass(frozen=True)
 class Place:
-    """An expression that is being evaluated: (first line, last line, first column, last column) of a file."""
+    """An expression that is being evaluated in a function: (first line, last line, first column, last column)."""
 
     file: str
     span: tuple[int | None, int | None, int | None, int | None]
+    function: str
 
     @classmethod
     def of(cls, frame: FrameType) -> Place:
-        return cls(frame.f_code.co_filename, _span(frame.f_code, frame.f_lasti))
+        return cls(frame.f_code.co_filename, _span(frame.f_code, frame.f_lasti), frame.f_code.co_name)
 
 
 def decides(
@@ -59,7 +60,8 @@ def decides(
     is_each   whether it holds one value per record, and no value of several
     is_exact  whether it is an integer or a truth value: a bound on one is nearly always about lengths
     is_truth  whether it is one truth value: without readable source, it counts as a decision
-    is_late   whether the loss was complete: only an `if` whose branches use the loss, or leave the loop, decides then
+    is_late   whether the loss was complete: only an `if` that chooses what backward is called for, or leaves the loop,
+              decides then, there or by what a function returns
     axis      of all sizes of a tensor: the one that is the number of records
     is_size   whether it is the number of records, of which there is one at least: whether it is 0 decides nothing
 
@@ -96,9 +98,14 @@ _Step = bool | tuple[ast.AST, bool]
 
 
 class _Following:
-    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool) -> None:
+    """
+    is_chosen   what is followed was chosen by a value, once the loss was complete
+    """
+
+    def __init__(self, places: Sequence[Place], is_exact: bool, is_late: bool, is_chosen: bool = False) -> None:
         # No bound on a value decides anything by itself once the loss is complete, as of a value that is exact.
         self._places, self._is_exact, self._is_late = places, is_exact or is_late, is_late
+        self._is_chosen = is_chosen
         self._seen: set[tuple[ast.AST, bool]] = set()
 
     @property
@@ -134,7 +141,8 @@ class _Following:
     def _step(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> _Step:
         match parents.get(node):
             case (ast.If() | ast.While() | ast.IfExp()) as parent if node is parent.test:
-                return not is_each and not _is_harmless(parent) and not (self._is_late and _is_apart(parent, parents))
+                is_free = is_each or _is_harmless(parent)
+                return not is_free and (not self._is_late or self._chooses(parent, parents, at))
             case ast.Compare() as parent if self._is_late:
                 return parent, False
             case ast.Compare() as parent if not is_each or any(isinstance(op, ast.In | ast.NotIn) for op in parent.ops):
@@ -143,13 +151,15 @@ class _Following:
                 return True
             case ast.Attribute() as parent:
                 return self._of_method(parent, parents.get(parent), is_each)
+            case ast.Call(func=called) as parent if called is node:
+                return parent, is_each
             case (ast.Call() | ast.keyword()) as parent:
                 call = parent if isinstance(parent, ast.Call) else parents[parent]
                 assert isinstance(call, ast.Call)
                 return self._of_call(call, node, at, is_each)
             case ast.Subscript() as parent:  # as an index, the value is a size or a place
                 is_one = isinstance(parent.slice, ast.Constant | ast.UnaryOp)
-                return node is parent.value and (parent, is_each and not is_one)
+                return (node is parent.value or self._is_chosen) and (parent, is_each and not is_one)
             case ast.comprehension() as parent if node is parent.iter:
                 decided = not is_each and self._uses(parents[parent], _targets(parent.target), at, False)
                 return decided or (parents[parent], is_each)
@@ -157,24 +167,57 @@ class _Following:
                 return not is_each
             case ast.For() as parent:
                 return not is_each and self._uses(parent, _targets(parent.target), at, False)
-            case ast.Return():
-                caller = _expression(self._places[at + 1]) if at + 1 < len(self._places) else None
-                return caller is not None and self.decides(caller, at + 1, is_each)
+            case (ast.Return() | ast.Lambda()) as parent:
+                return self._returned(parent, parents, at, is_each)
             case (ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr()) as parent:
                 return self._of_assignment(parent, parents, at, is_each)
-            case ast.expr() as parent if not isinstance(parent, ast.Lambda | ast.FormattedValue):
+            case ast.expr() as parent if not isinstance(parent, ast.FormattedValue):
                 return parent, is_each
         return False
+
+    def _returned(self, node: ast.AST, parents: _Parents, at: int, is_each: bool) -> bool:
+        """Whether the result of the function that this is in decides where it is called."""
+        function = "<lambda>" if isinstance(node, ast.Lambda) else getattr(_scope(node, parents), "name", "")
+        if (
+            self._is_late and function != self._places[at].function
+        ):  # it is not running: the value got into it by an attribute
+            named = (n for n in parents if _named(n, ast.Load) in (function, f".{function}"))
+            return any(self.decides(node, at, is_each) for node in named)
+        caller = _expression(self._places[at + 1]) if at + 1 < len(self._places) else None
+        if self._is_chosen and not (caller and _name(caller) == function):
+            return True  # code in between, which is not followed, may call backward for it
+        return caller is not None and self.decides(caller, at + 1, is_each)
+
+    def _chooses(self, node: ast.If | ast.While | ast.IfExp, parents: _Parents, at: int) -> bool:
+        """Once the loss is complete: whether this leaves the loop, or chooses what backward is called for."""
+        chosen = self if self._is_chosen else _Following(self._places, self._is_exact, self._is_late, is_chosen=True)
+        scope = _scope(node, parents)
+        inside = set(ast.walk(node)) - set(ast.walk(node.test))
+        leaves = any(isinstance(inner, ast.Break | ast.Continue | ast.Return | ast.Yield) for inner in inside)
+        calls = list(filter(_is_backward, ast.walk(scope)))
+        of_loss = {inner.id for call in calls for inner in ast.walk(call) if isinstance(inner, ast.Name)}
+        if calls and (leaves or not of_loss.isdisjoint(i.id for i in inside if isinstance(i, ast.Name))):
+            return True
+        if leaves:
+            return chosen._returned(node, parents, at, False)
+        if isinstance(node, ast.IfExp):
+            return chosen.decides(node, at, False)
+        names = frozenset().union(*map(_targets, inside))
+        return chosen._uses(scope, names, at, False, _loop_of_batches(node, parents))
 
     def _of_method(self, attribute: ast.Attribute, call: ast.AST | None, is_each: bool) -> _Step:
         if not (isinstance(call, ast.Call) and call.func is attribute):
             return False  # such as .shape
+        if self._is_chosen and _is_backward(call):
+            return True
         is_each = is_each and attribute.attr not in _REDUCTIONS
         is_bound = not is_each and not self._is_exact and attribute.attr in _BOUNDS - _REDUCTIONS
         return is_bound or (call, is_each)
 
     def _of_call(self, call: ast.Call, node: ast.AST, at: int, is_each: bool) -> _Step:
-        name = _name(call.func)
+        name = _name(call)
+        if self._is_chosen and _is_backward(call):
+            return True
         if name in _REDUCTIONS and is_each and len(call.args) == 1:
             return call, False
         if name in _BOUNDS and not is_each and not self._is_exact:
@@ -200,7 +243,7 @@ class _Following:
         """The functions of this file that are handed the value, each with its parameter's name."""
         handed: list[tuple[ast.AST, frozenset[str]]] = []
         for function in ast.walk(_source(self._places[at].file)[0]):
-            if isinstance(function, ast.FunctionDef) and function.name == _name(call.func):
+            if isinstance(function, ast.FunctionDef) and function.name == _name(call):
                 parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
                 parameters = parameters[1:] if parameters[:1] == ["self"] else parameters
                 given = dict(zip(parameters, call.args, strict=False)) | {
@@ -218,7 +261,8 @@ class _Following:
             scope = _source(self._places[at].file)[0]
         elif loop is not None:
             scope = loop
-        uses = [node for node in ast.walk(scope) if _named(node, ast.Load) in names]
+        parents = _source(self._places[at].file)[1]
+        uses = [node for node in ast.walk(scope) if _named(node, ast.Load) in names and not _is_method(node, parents)]
         return any(self.decides(node, at, is_each) for node in uses)
 
 
@@ -229,11 +273,19 @@ def _named(node: ast.AST, context: type[ast.expr_context]) -> str:
     return f".{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.ctx, context) else ""
 
 
+def _is_method(node: ast.AST, parents: _Parents) -> bool:
+    """Whether this is an attribute that is called: no value that was assigned, but a method of the same name."""
+    parent = parents.get(node)
+    return isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and parent.func is node
+
+
 def _targets(target: ast.AST) -> frozenset[str]:
     return frozenset(_named(node, ast.Store) for node in ast.walk(target)) - {""}
 
 
 def _name(function: ast.AST) -> str:
+    """Of a function, or of that which is called."""
+    function = function.func if isinstance(function, ast.Call) else function
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
@@ -283,23 +335,14 @@ def _is_emptiness(node: ast.AST, parents: _Parents) -> bool:
 def _is_harmless(node: ast.AST) -> bool:
     def is_logging(inner: ast.stmt) -> bool:
         if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-            return _name(inner.value.func) in _LOGGING
+            return _name(inner.value) in _LOGGING
         return isinstance(inner, ast.Raise | ast.Pass)
 
     return isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body))
 
 
-def _is_apart(node: ast.If | ast.While | ast.IfExp, parents: _Parents) -> bool:
-    """Whether no branch leaves the loop, or names anything that the call of backward in this function names."""
-    calls = filter(_is_backward, ast.walk(_scope(node, parents)))
-    of_loss = {inner.id for call in calls for inner in ast.walk(call) if isinstance(inner, ast.Name)}
-    inside = set(ast.walk(node)) - set(ast.walk(node.test))
-    leaves = any(isinstance(inner, ast.Break | ast.Continue | ast.Return | ast.Yield) for inner in inside)
-    return bool(of_loss) and not leaves and of_loss.isdisjoint(n.id for n in inside if isinstance(n, ast.Name))
-
-
 def _is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _name(node.func) in ("backward", "manual_backward")
+    return isinstance(node, ast.Call) and _name(node) in ("backward", "manual_backward")
 
 
 # -- source -----------------------------------------------------------------------------------------------------
