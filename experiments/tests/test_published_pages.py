@@ -121,7 +121,7 @@ def test_the_rows_on_pate_are_those_of_the_results():
     assert max(wide_a, wide_b) < min(a, b)
     above = [gain("pate", f"sgd-{m}-{s}", f"weighting-{s}")[0] for m in ("sample", "scale") for s in "ab"]
     assert_page_says(
-        "docs/paper.md",
+        "docs/results-paper.md",
         f"+{a:.1f} and +{b:.1f} points above PATE at ε = 1",
         f"by {min(above):.1f} to {max(above):.1f} points on the same features",
     )
@@ -164,7 +164,7 @@ def test_the_costs_of_copies_on_the_page_are_those_of_the_results():
         assert found[label] == [f"{line[key][str(n)]:.3f}" for n in range(1, 6)]
     assert 0.2 < max(100 * (line["copies"][str(n)] / line["by_rate"][str(n)] - 1) for n in range(1, 6)) < 0.3
     assert_page_says("experiments/pages/alternatives.md", "up to 0.3 % of ε")
-    assert_page_says("docs/paper.md", f"spend {line['copies']['2']:.3f}, not {line['as_argued']['2']:.3f}")
+    assert_page_says("docs/results-paper.md", f"spend {line['copies']['2']:.3f}, not {line['as_argued']['2']:.3f}")
 
 
 # -- individual accounting -------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_what_the_pages_say_about_filters_follows_from_the_results():
     assert means["tiers-pld"] > means["tiers-renyi-182"]
     gained = means["full-assigned"] - means["full-filter"]
     assert 0 < gained < 0.1
-    assert_page_says("docs/paper.md", f"0.31 for half of the records is worth {gained:+.2f} ±")
+    assert_page_says("docs/results-paper.md", f"0.31 for half of the records is worth {gained:+.2f} ±")
     assert all(line["part_spent"][1] < 0.5 for line in lines("individual_accounting", "full-filter").values())
 
 

@@ -19,7 +19,7 @@ from pages import ROOT, assert_page_says, rows, section, text_of
 from runs import DONE, TABLES, gains, mean, scores, scores_of, with_cells
 
 SOURCE = Path(epsilons.__file__).parent
-PAPER = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+PAPER = (ROOT / "docs" / "results-paper.md").read_text(encoding="utf-8")
 
 
 def test_how_much_less_noise_pld_needs_in_the_runs_of_that_table():
@@ -141,7 +141,7 @@ COMMAND = "python -m experiments run "
 
 
 def states() -> dict[str, list[str]]:
-    table = rows(section("docs/paper.md", "What of the paper is not here (yet)"))
+    table = rows((ROOT / "docs" / "results-paper.md").read_text(encoding="utf-8"))
     return {item: row for item, row in table.items() if row[0] != "state"}
 
 
