@@ -229,7 +229,7 @@ def evaluate(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", share(range(400), 24))
+@pytest.mark.parametrize("seed", share(range(400), 16))
 def test_a_generated_loop_sees_what_it_sees_in_opacus(seed: int):
     what = script(seed)
     ours, theirs = run(what, "epsilons.opacus"), run(what, "opacus")
@@ -398,6 +398,6 @@ def test_a_generated_loss_that_keeps_records_apart_is_taken(seed: int):
     assert refusal(loss_of(seed, is_mixing=False)) == ""
 
 
-@pytest.mark.parametrize("seed", share(range(200), 25))
+@pytest.mark.parametrize("seed", share(range(200), 16))
 def test_a_generated_loss_in_which_records_meet_is_refused(seed: int):
     assert refusal(loss_of(seed, is_mixing=True)) != ""
