@@ -67,7 +67,9 @@ _IS_SET: dict[str, Callable[[Any], bool]] = {
     "max_grad_norm": lambda args: args.max_grad_norm not in (None, 0, DEFAULT_NORM),
     "train_sampling_strategy": lambda args: args.train_sampling_strategy != "random",
     "neftune_noise_alpha": lambda args: args.neftune_noise_alpha is not None,
-    "gradient_checkpointing": lambda args: args.gradient_checkpointing or args.activation_checkpointing,
+    "gradient_checkpointing": lambda args: (
+        args.gradient_checkpointing or getattr(args, "activation_checkpointing", False)
+    ),
     "include_num_input_tokens_seen": lambda args: args.include_num_input_tokens_seen not in ("no", False),
     "skip_memory_metrics=False": lambda args: not args.skip_memory_metrics,
     "this optimizer (optim)": lambda args: _names(args.optim, "lomo", "layerwise", "schedule_free"),
