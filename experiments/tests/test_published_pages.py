@@ -164,7 +164,7 @@ def test_the_costs_of_copies_on_the_page_are_those_of_the_results():
         assert found[label] == [f"{line[key][str(n)]:.3f}" for n in range(1, 6)]
     assert 0.2 < max(100 * (line["copies"][str(n)] / line["by_rate"][str(n)] - 1) for n in range(1, 6)) < 0.3
     assert_page_says("experiments/pages/alternatives.md", "up to 0.3 % of ε")
-    assert_page_says("docs/results-paper.md", f"spend {line['copies']['2']:.3f}, not {line['as_argued']['2']:.3f}")
+    assert_page_says("docs/paper.md", f"spend {line['copies']['2']:.3f}, not {line['as_argued']['2']:.3f}")
 
 
 # -- individual accounting -------------------------------------------------------------------------------------------

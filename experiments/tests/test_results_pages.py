@@ -19,7 +19,7 @@ from pages import ROOT, assert_page_says, rows, section, text_of
 from runs import DONE, TABLES, gains, mean, scores, scores_of, with_cells
 
 SOURCE = Path(epsilons.__file__).parent
-PAPER = (ROOT / "docs" / "results-paper.md").read_text(encoding="utf-8")
+PAPER = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("paper.md", "results-paper.md"))
 
 
 def test_how_much_less_noise_pld_needs_in_the_runs_of_that_table():
@@ -141,8 +141,8 @@ COMMAND = "python -m experiments run "
 
 
 def states() -> dict[str, list[str]]:
-    table = rows((ROOT / "docs" / "results-paper.md").read_text(encoding="utf-8"))
-    return {item: row for item, row in table.items() if row[0] != "state"}
+    parts = section("docs/paper.md", "Where each part is"), (ROOT / "docs" / "results-paper.md").read_text("utf-8")
+    return {item: row for part in parts for item, row in rows(part).items() if row[0] != "state"}
 
 
 def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():

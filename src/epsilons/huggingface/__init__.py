@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as _error:
     raise InputError(
         "epsilons.huggingface needs the libraries transformers and accelerate: "
-        "pip install 'transformers>=5' 'accelerate>=1.10'."
+        "pip install 'transformers>=5.6' 'accelerate>=1.10'."
     ) from _error
 
 from .model_losses import per_record_loss
