@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.auditing.stacked import train_stacked
+from epsilons.auditing.stacked import MemberDraws, train_stacked
 from epsilons.draws.randomness import Randomness
 from epsilons.models import build
 
@@ -103,7 +103,8 @@ def in_a_stack(task: Task, models: int, steps: int, data: tuple[Tensor, Tensor])
     member = np.random.default_rng(1).random((models, len(data[0]))) < 0.5
     randomness = [Randomness.fresh(k) for k in range(models)]
     start = time.process_time()
-    train_stacked(task.model(), task.optimizer, data, plan, group=task.group, member=member, randomness=randomness)
+    draws = MemberDraws(plan, task.group, member, randomness)
+    train_stacked(task.model(), task.optimizer, data, draws)
     return (time.process_time() - start) / models / steps
 
 

@@ -16,7 +16,7 @@ import torch
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.auditing.membership import attack
-from epsilons.auditing.stacked import check_members
+from epsilons.auditing.stacked import MemberDraws
 from epsilons.clipping import ENGINES
 from epsilons.draws.persons_rows import Persons, Readings, check_size, persons_of
 from epsilons.draws.randomness import Randomness
@@ -576,7 +576,7 @@ def test_shadow_models_of_persons_are_refused():
 
 def test_stacks_of_models_take_no_plan_of_persons():
     with pytest.raises(InputError, match="one by one"):
-        check_members(a_plan(), len(SIZES), budgets().group, np.ones((1, len(SIZES)), dtype=bool), [RANDOMNESS])
+        MemberDraws(a_plan(), budgets().group, np.ones((1, len(SIZES)), dtype=bool), [RANDOMNESS]).check(len(SIZES))
 
 
 def test_a_fold_of_persons_needs_the_persons_of_its_rows(tmp_path):

@@ -93,9 +93,13 @@ def key(model: int) -> bytes:
 def stacked(
     model: nn.Module, plan: epsilons.Plan, make: Any = sgd, data: Any = None, models: int = MODELS, **options: Any
 ) -> StackedModel:
-    options = {"member": members(models), "randomness": [Randomness.fresh(key=key(k)) for k in range(models)]} | options
-    group = some_budgets(tuple(plan.epsilons.tolist())).group
-    return train_stacked(model, make, some_data() if data is None else data, plan, group=group, **options)
+    given = {
+        "group": some_budgets(tuple(plan.epsilons.tolist())).group,
+        "member": members(models),
+        "randomness": [Randomness.fresh(key=key(k)) for k in range(models)],
+    }
+    draws = MemberDraws(plan, **{name: options.pop(name, value) for name, value in given.items()})
+    return train_stacked(model, make, some_data() if data is None else data, draws, **options)
 
 
 def alone(

@@ -214,33 +214,6 @@ def _optimizer(model: nn.Module, make: MakeOptimizer) -> str | None:
 # -- Checks of what a stack is trained on: do plan, groups, members, starts and data belong together?
 
 
-def check_members(
-    plan: Plan, records: int, group: IntArray, member: npt.NDArray[np.bool_], randomness: Sequence[Randomness]
-) -> None:
-    """Raises InputError unless there is a group per record, and a row of members and a randomness per model.
-
-    Also for a plan of persons: a stack draws and clips each record by itself.
-    """
-    if plan.unit == "person":
-        raise InputError(
-            "A stack draws and clips records, and the plan is for persons. Train such models one by one, with fit."
-        )
-    if group.shape != (records,) or not ((group >= 0) & (group < len(plan.groups))).all():
-        raise InputError(
-            f"group needs one of the plan's {len(plan.groups):,} groups per record; got {group.shape} for {records:,} "
-            "records, or groups that the plan does not have."
-        )
-    if member.dtype != np.bool_ or member.ndim != 2 or member.shape[1] != records or len(member) == 0:
-        raise InputError(
-            f"member needs True or False per model and record; got {member.dtype} {member.shape} for {records:,} "
-            "records."
-        )
-    if len(randomness) != len(member):
-        raise InputError(f"Every model needs a randomness of its own; got {len(randomness)} for {len(member)} models.")
-    if len({source.key for source in randomness}) < len(randomness):
-        raise InputError("Two models have the same key, so they would get the same noise. Pass different ones.")
-
-
 def checked_starts(
     starts: Sequence[Sequence[Tensor]] | None, own: Sequence[Tensor], models: int
 ) -> Sequence[Sequence[Tensor]]:
@@ -286,13 +259,38 @@ class MemberDraws:
 
     group       (records,) each record's group
     member      (models, records) which records each model is trained on
-    randomness  (models,) source of each model's coins
+    randomness  (models,) source of each model's coins and noise
     """
 
     plan: Plan
     group: IntArray = field(repr=False)
     member: npt.NDArray[np.bool_] = field(repr=False)
     randomness: Sequence[Randomness] = field(repr=False)
+
+    def check(self, records: int) -> None:
+        """Raises InputError unless there is a group per record, and a row of members and a randomness per model.
+
+        Also for a plan of persons: a stack draws and clips each record by itself.
+        """
+        group, member, sources = self.group, self.member, self.randomness
+        if self.plan.unit == "person":
+            raise InputError(
+                "A stack draws and clips records, and the plan is for persons. Train such models one by one, with fit."
+            )
+        if group.shape != (records,) or not ((group >= 0) & (group < len(self.plan.groups))).all():
+            raise InputError(
+                f"group needs one of the plan's {len(self.plan.groups):,} groups per record; got {group.shape} for "
+                f"{records:,} records, or groups that the plan does not have."
+            )
+        if member.dtype != np.bool_ or member.ndim != 2 or member.shape[1] != records or len(member) == 0:
+            raise InputError(
+                f"member needs True or False per model and record; got {member.dtype} {member.shape} for {records:,} "
+                "records."
+            )
+        if len(sources) != len(member):
+            raise InputError(f"Every model needs a randomness of its own; got {len(sources)} for {len(member)} models.")
+        if len({source.key for source in sources}) < len(sources):
+            raise InputError("Two models have the same key, so they would get the same noise. Pass different ones.")
 
     def at(self, phase: int, step: int) -> list[IntArray]:
         """(models,) indices of the records that each model draws at this step, ascending."""
@@ -534,23 +532,18 @@ def train_stacked(
     model: nn.Module,
     optimizer: MakeOptimizer,
     data: tuple[Tensor, Tensor],
-    plan: Plan,
+    draws: MemberDraws,
     *,
-    group: IntArray,
-    member: npt.NDArray[np.bool_],
-    randomness: Sequence[Randomness],
     starts: Sequence[Sequence[Tensor]] | None = None,
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> StackedModel:
-    """Train one model per row of `member` with the cross-entropy loss; `model` itself stays as it is.
+    """Train one model per row of `draws.member` with the cross-entropy loss; `model` itself stays as it is.
 
     model       logistic regression or a multilayer perceptron (see `unstackable`); its parameters are the common start
     optimizer   parameters -> SGD, Adam or AdamW
     data        inputs (records, …) and classes (records,)
-    group       (records,) each record's group in the plan
-    member      (models, records) which records each model is trained on
-    randomness  (models,) source of each model's draws and noise
+    draws       the plan, and whom each model is trained on
     starts      (models,) initial parameters of each model, in the order of model.parameters(), if they differ
     progress    called after every step with the number of steps made
 
@@ -561,23 +554,23 @@ def train_stacked(
     >>> budgets = epsilons.Budgets([1.0, 2.0] * 50, delta=1e-3)
     >>> plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=10, clip_norm=1.0), accountant="rdp")
     >>> data = torch.ones(100, 3), torch.zeros(100, dtype=torch.long)
-    >>> four = {"member": np.ones((4, 100), dtype=bool), "randomness": [Randomness.fresh(k) for k in range(4)]}
-    >>> train_stacked(nn.Linear(3, 2), torch.optim.SGD, data, plan, group=budgets.group, **four).logits(data[0]).shape
+    >>> everyone, four = np.ones((4, 100), dtype=bool), [Randomness.fresh(model) for model in range(4)]
+    >>> draws = MemberDraws(plan, budgets.group, everyone, four)
+    >>> train_stacked(nn.Linear(3, 2), torch.optim.SGD, data, draws).logits(data[0]).shape
     torch.Size([4, 100, 2])
     """
     if reason := unstackable(model, optimizer=optimizer):
         raise ModelError(reason)
-    check_members(plan, len(data[0]), group, member, randomness)
-    own = list(model.parameters())
-    stack = StackedModel.of(model, checked_starts(starts, own, len(member)), torch.device(device))
+    draws.check(len(data[0]))
+    plan, own = draws.plan, list(model.parameters())
+    stack = StackedModel.of(model, checked_starts(starts, own, len(draws.member)), torch.device(device))
     check_data(data, stack.layers[0].weight, stack.classes, stack.flattens)
     with torch.no_grad(), full_precision():
         sums = ClippedSums(stack.layers, Records.of(stack.rows(data[0]), data[1].to(stack.device)))
-        update = _NoisyUpdate(_on_stack(optimizer, own, stack.parameters, sums.gradients), randomness)
-        draws = MemberDraws(plan, group, member, randomness)
+        update = _NoisyUpdate(_on_stack(optimizer, own, stack.parameters, sums.gradients), draws.randomness)
         for made, (number, phase, step) in enumerate(_steps(plan)):
             if step == 0:
-                bounds = Bounds.of(phase, group, stack.device)
+                bounds = Bounds.of(phase, draws.group, stack.device)
             sums.add_up(draws.at(number, step), bounds)
             update.apply(number, phase, step)
             if progress is not None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,21 @@ from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit,
 from ..errors import BudgetError, EpsilonsWarning
 from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
 from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
+
+DEFAULT_DELTA = 1e-5
+
+
+class BudgetColumns(NamedTuple):
+    """How a table states budgets: the arguments of `Budgets.from_csv`."""
+
+    column: str = "epsilon"
+    delta: npt.ArrayLike = DEFAULT_DELTA
+    delta_column: str | None = None
+    tiers: Mapping[str, float] | None = None
+    person: str | None = None
+    conflict: Conflict = "refuse"
+    spelling: str | Sequence[str] | None = None
+
 
 # -- Checks of epsilons and deltas, whichever source they are from; messages give counts and rows, never values
 
@@ -204,8 +219,6 @@ def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
 
 # -- Budgets: the epsilon of each record, or of each person with all their rows
 
-DEFAULT_DELTA = 1e-5
-
 
 class Budgets:
     """One privacy budget per record, in data-set order, or one per person.
@@ -297,34 +310,15 @@ class Budgets:
         texts, marks = [name for name in names if name], Marks(separator, decimal)
         table = read_table(Path(path), "budgets", BudgetError, texts, marks)
         return cls.from_table(
-            table,
-            Path(path),
-            column=column,
-            delta=delta,
-            delta_column=delta_column,
-            tiers=tiers,
-            person=person,
-            conflict=conflict,
-            spelling=spelling,
+            table, Path(path), BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
         )
 
     from_parquet = from_csv
 
     @classmethod
-    def from_table(
-        cls,
-        table: Any,
-        path: Path,
-        *,
-        column: str = "epsilon",
-        delta: npt.ArrayLike = DEFAULT_DELTA,
-        delta_column: str | None = None,
-        tiers: Mapping[str, float] | None = None,
-        person: str | None = None,
-        conflict: Conflict = "refuse",
-        spelling: str | Sequence[str] | None = None,
-    ) -> Budgets:
+    def from_table(cls, table: Any, path: Path, columns: BudgetColumns) -> Budgets:
         """The same from a pyarrow.Table that was read from `path`; messages name the path."""
+        column, delta, delta_column, tiers, person, conflict, spelling = columns
         epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
         deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
         if person is None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ..configs.config import Config
 from ..configs.consent import Consent, stated
 from ..errors import BudgetError, InputError, PromiseError, printable
 from .options import AsJson, Quiet, SetKeys, console, option, show_table
 from .plan_inputs import RecipeFlags, settings_of
+
+if TYPE_CHECKING:
+    from ..configs.registry_train import Members
 
 HELP = (
     "Say who takes part and who does not, file by file, before anything is trained.\n\nCounts follow the rule of 20: "
@@ -40,8 +46,7 @@ def check(
 ) -> None:
     from ..configs.config_file import read_config
     from ..configs.prepare import budgets_to_train, joined
-    from ..configs.registry_train import VARIABLE, Members, opened
-    from ..training.distributed import Ranks
+    from ..configs.registry_train import VARIABLE
 
     found = read_config(config, settings_of(RecipeFlags(), settings))
     url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
@@ -49,25 +54,41 @@ def check(
         raise InputError(
             "The registry knows its rosters: epsilons registry export URL --excluded DAY. Leave out --run."
         )
-    with nullcontext() if url is None else opened(url, pepper, found.data.ids) as held:
-        members = None if held is None else Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
+    with _members(url, pepper, found) as members:
         joins = joined(found, config.parent, members)
-    rows = [row for join in joins for row in join.table()]
-    missing = [problem for join in joins for problem in join.problems]
+    rows = list(chain.from_iterable(join.table() for join in joins))
+    missing = list(chain.from_iterable(join.problems for join in joins))
     evidence = {} if run is None or missing else {"run": _of_run(found, config.parent, run, joins)}
     if as_json:
         print(json.dumps({"table": rows, "missing": missing, **evidence}, indent=1))
-    elif not rows:
-        console(quiet=quiet).print("All records take part: the config leaves out none.")
     else:
-        what = "" if found.budgets.shares is None else "SIMULATED budgets"
-        show_table((["file", what, "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+        _show(rows, "" if found.budgets.shares is None else "SIMULATED budgets", console(quiet=quiet))
     if missing:
         raise BudgetError(missing[0])
     if url is None:
         budgets_to_train(found, config.parent)  # refuses what training would refuse
     if evidence:
         console(quiet=quiet or as_json).print(f"The roster of {printable(str(run))}: {SAME_ROSTER}.")
+
+
+@contextmanager
+def _members(url: str | None, pepper: Path | None, config: Config) -> Iterator[Members | None]:
+    """The people of a registry; None without its URL."""
+    from ..configs.registry_train import Members, opened
+    from ..training.distributed import Ranks
+
+    if url is None:
+        yield None
+        return
+    with opened(url, pepper, config.data.ids) as held:
+        yield Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
+
+
+def _show(rows: list[dict[str, Any]], what: str, out: Console) -> None:
+    if not rows:
+        out.print("All records take part: the config leaves out none.")
+        return
+    show_table((["file", what, "count"], [list(row.values()) for row in rows]), out, left=2)
 
 
 def _of_run(config: Config, folder: Path, run: Path, joins: list[Consent]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -237,8 +237,6 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
 
 def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None) -> list[str]:
     drop = guess.names("drop")
-    dates = [column.name for column in guess.columns if column.dates and column.kind == "drop"]
-    codes = [column.name for column in guess.columns if column.code]
     numeric = len(guess.names("numeric")) - (guess.classes is None) + len(guess.names("dates"))
     listed = guess.names("categorical")
     budgets = f"Budgets: {guess.budget!r}"
@@ -256,24 +254,29 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     notes += [f"WARNING: {question}" for question in repeated]
     if days := guess.names("dates"):
         notes.append(f"Dates: {_listed(days)}, as numbers of days between bounds")
-    if dates:
-        notes.append(
-            f"WARNING: {_listed(dates)} hold{'s' * (len(dates) == 1)} dates, which are left out, because the order of "
-            "day and month, or the century, is not shown. State bounds and order in [data.dates] to learn from them."
+    return notes + [f"WARNING: {said}" for said in _doubts(guess)]
+
+
+def _doubts(guess: TableGuess) -> Iterator[str]:
+    """What to look at before the draft is used."""
+    if dates := [column.name for column in guess.columns if column.dates and column.kind == "drop"]:
+        yield (
+            f"{_listed(dates)} hold{'s' * (len(dates) == 1)} dates, which are left out, because the order of day and "
+            "month, or the century, is not shown. State bounds and order in [data.dates] to learn from them."
         )
     if guess.missing:
-        notes.append(
-            f"WARNING: {guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments "
-            "in the draft: they are refused, unless the config says that they leave their records out."
+        yield (
+            f"{guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments in the "
+            "draft: they are refused, unless the config says that they leave their records out."
         )
-    dirty = [(column, column.dirty.said) for column in guess.columns if column.dirty]
-    notes += [f"WARNING: of the cells of {c.name!r}, {said}. The draft takes it as {c.kind}." for c, said in dirty]
-    if codes:
-        notes.append(
-            f"WARNING: {_listed(codes)} may be codes, such as zip codes, and not quantities. See the comments in the "
-            "draft: quantities are scaled, codes are hashed or listed in [data.categorical]."
+    for column in guess.columns:
+        if column.dirty:
+            yield f"of the cells of {column.name!r}, {column.dirty.said}. The draft takes it as {column.kind}."
+    if codes := [column.name for column in guess.columns if column.code]:
+        yield (
+            f"{_listed(codes)} may be codes, such as zip codes, and not quantities. See the comments in the draft: "
+            "quantities are scaled, codes are hashed or listed in [data.categorical]."
         )
-    return notes
 
 
 def _question(column: Column, person: Column | None) -> str:

@@ -261,10 +261,7 @@ def budgets_of(flags: BudgetFlags) -> Budgets:
             raise BudgetError("Give either --budgets, or --shares with --records, not both.")
         if unit == "person" and flags.person is None:
             raise BudgetError("--unit person goes with --shares. With --budgets, name the column of ids: --person.")
-        columns: dict[str, Any] = {"column": flags.column or "epsilon", "delta_column": flags.delta_column}
-        tiers, conflict = flags.tiers, as_conflict(flags.conflict or "refuse")
-        columns |= {"tiers": None if tiers is None else opt.parse_tiers(tiers), "person": flags.person}
-        return Budgets.from_csv(flags.budgets, delta=delta, conflict=conflict, **columns)
+        return _budgets_in(flags.budgets, flags, delta)
     if shares is None and records is None and flags.public_shares is not None:
         shares, records = flags.public_shares, flags.public_records
     if shares is None or records is None:
@@ -272,6 +269,13 @@ def budgets_of(flags: BudgetFlags) -> Budgets:
             "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
         )
     return Budgets.from_shares(opt.parse_shares(shares), records=records, delta=delta, unit=unit)
+
+
+def _budgets_in(file: Path, flags: BudgetFlags, delta: float) -> Budgets:
+    columns: dict[str, Any] = {"column": flags.column or "epsilon", "delta_column": flags.delta_column}
+    tiers, conflict = flags.tiers, as_conflict(flags.conflict or "refuse")
+    columns |= {"tiers": None if tiers is None else opt.parse_tiers(tiers), "person": flags.person}
+    return Budgets.from_csv(file, delta=delta, conflict=conflict, **columns)
 
 
 def check_trusted(names: Sequence[str], folder: Path, trust: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from ..budgets.budgets import Budgets
+from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Rule, check_stated, ids_in
 from ..configs.config import BudgetsSection
 from ..configs.consent import Entries, are_in, check_names
@@ -44,7 +44,7 @@ def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **col
     used = Entries.of(table, ids, section, file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
-        budgets = Budgets.from_table(chosen(table, used, file), file, **columns)
+        budgets = Budgets.from_table(chosen(table, used, file), file, BudgetColumns(**columns))
     check_stated(columns["spelling"], ids)  # also of those who are left out
     return budgets, ids.filter(~are_in(ids, ids, used)).unique().to_pylist()  # an expired row may be beside a new one
 

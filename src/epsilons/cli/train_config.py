@@ -126,8 +126,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
     prepared = prepare(config, file.parent, members=members)
-    seeds: list[int | None] = [*config.training.seeds] or [None]
-    folders = {seed: folder / f"seed-{seed}" if len(seeds) > 1 else folder for seed in seeds}
+    folders = _folders(folder, config.training.seeds)
     chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
     plan, plan_folder = opened(chosen)
     if flags.resume:
@@ -144,21 +143,31 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         if warning := _warning(run):
             out.print(warning)
     show_table(spend_table(plan, runs[0].charged), out)
-    if members is not None:
-        out.print(
-            f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a "
-            "person has spent at most when this run is over, in all runs that were charged there. The promise is the "
-            f"lifetime budget.\n{NEXT}",
-            style="dim",
-        )
-    scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
-    if members is None:
-        out.print(f"{scope}: other runs on the same people, such as tuning, spend in addition.", style="dim")
+    out.print(_scope(plan, members), style="dim")
     if config.training.seeds:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
         print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
+
+
+def _folders(folder: Path, seeds: Sequence[int]) -> dict[int | None, Path]:
+    """Seed -> the folder of its run; None without seeds."""
+    if len(seeds) > 1:
+        return {seed: folder / f"seed-{seed}" for seed in seeds}
+    return {seeds[0] if seeds else None: folder}
+
+
+def _scope(plan: Plan, members: Members | None) -> str:
+    """Which runs the epsilons are about."""
+    if members is not None:
+        return (
+            f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a person has "
+            "spent at most when this run is over, in all runs that were charged there. The promise is the lifetime "
+            f"budget.\n{NEXT}"
+        )
+    scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
+    return f"{scope}: other runs on the same people, such as tuning, spend in addition."
 
 
 def _counted(folder: PlanFolder, runs: int) -> str:
@@ -257,19 +266,7 @@ def _train_once(
         from ..training.fitting.progress import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
-    metadata = {
-        "config": config.model_dump(mode="json"),
-        "folder": str(file.parent.resolve()),  # the config's paths start here
-        "about": config.about.model_dump(exclude_none=True),
-        "tiers": config.budgets.tiers,
-        **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
-        **({} if prepared.consent is None else {"consent": prepared.consent}),
-        "simulated": config.budgets.shares is not None,
-        **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
-        **({"set": recorded(flags.changed)} if flags.changed else {}),
-        "provenance": [entry.to_dict() for entry in config.data.provenance],
-        **({} if prepared.features is None else {"features": prepared.features.origin}),
-    }
+    metadata = _metadata(file, prepared, flags)
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
         with charged as reservation:
@@ -294,19 +291,42 @@ def _train_once(
             if prepared.features is not None:
                 prepared.features.save(run.path)
     except KeyboardInterrupt:
-        launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
-        changed = "".join(f" {setting.flag}" for setting in flags.changed)
-        changed += ("" if members is None else " --registry URL") + (" --trust" if flags.trust else "")
         raise Interrupted(
-            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "
-            "--resume "
+            f"interrupted {progress.done}. To continue: {_command(file, flags, members)} --run-dir {folder} --resume "
             "(no step is charged twice unless settings, data or machine change)"
         ) from None
     if board:
         board.close(run.metrics)
     progress.on_end()
     return run
+
+
+def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, Any]:
+    """What run.json says about the config."""
+    config, features = prepared.config, prepared.features
+    found = {
+        "config": config.model_dump(mode="json"),
+        "folder": str(file.parent.resolve()),  # the config's paths start here
+        "about": config.about.model_dump(exclude_none=True),
+        "tiers": config.budgets.tiers,
+        "left_out": prepared.left_out,
+        "consent": prepared.consent,
+        "simulated": config.budgets.shares is not None,
+        "person": config.data.person_stated,
+        "set": recorded(flags.changed) if flags.changed else None,
+        "provenance": [entry.to_dict() for entry in config.data.provenance],
+        "features": None if features is None else features.origin,
+    }
+    return {key: value for key, value in found.items() if value is not None or key == "tiers"}
+
+
+def _command(file: Path, flags: TrainFlags, members: Members | None) -> str:
+    """The command that was given, without the run's folder."""
+    launcher = "torchrun … -m " if launched_processes() > 1 else ""
+    changed = "".join(f" {setting.flag}" for setting in flags.changed)
+    changed += ("" if members is None else " --registry URL") + (" --trust" if flags.trust else "")
+    return f"{launcher}epsilons train {file}{changed}"
 
 
 def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:

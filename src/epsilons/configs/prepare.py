@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..budgets.budgets import Budgets
+from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Roster
 from ..core.disclosure import has_small_cells, how_many
 from ..core.mechanism import IntArray, Unit
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.infer import names_persons, repeated_identifiers
-from ..data.tables import chosen
+from ..data.tables import Columns, chosen
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError
 from ..planning import Plan, Recipe, plan
 from ..planning.guarantee import EACH_ROW
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # -- The budgets that a config names, and the rows that belong to each of them
 
-#: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
+#: The keys of [budgets] that are also arguments of `Budgets.from_csv`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
 
 
@@ -89,15 +89,15 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
     if section.shares is not None:
         return Owned(_simulated(section, len(texts), "person"), person)
     source, path = (table, where) if section.file is None else (found.usable, section.file)
-    budgets = Budgets.from_table(source, folder / path, **_keys(config, found))
+    budgets = Budgets.from_table(source, folder / path, _columns(config, found))
     owner = Owned(budgets.without_ids(), budgets.persons_of(found.rows))
     return owner.of(np.arange(len(found.rows)), section.without_rows is not None)
 
 
-def _keys(config: Config, found: Consent) -> dict[str, Any]:
-    """The arguments of `Budgets.from_table` for budgets of persons."""
+def _columns(config: Config, found: Consent) -> BudgetColumns:
+    """The columns with budgets of persons."""
     keys = config.budgets.model_dump(include={*COLUMN_KEYS, "conflict"})
-    return keys | {"person": column_of_persons(config.data.person_stated), "spelling": found.rule}
+    return BudgetColumns(**keys, person=column_of_persons(config.data.person_stated), spelling=found.rule)
 
 
 def persons_in(config: Config, table: Any, where: str, ids: Any) -> tuple[IntArray, list[str]]:
@@ -122,16 +122,16 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str,
     section = config.budgets
     if section.shares is not None:
         return _simulated(section, rows, "record")
-    keys = section.model_dump(include=COLUMN_KEYS)
+    columns = BudgetColumns(**section.model_dump(include=COLUMN_KEYS))
     if section.file is not None:
         assert found is not None  # it has as many entries as there are records
-        return Budgets.from_table(found.usable, folder / section.file, **keys)
+        return Budgets.from_table(found.usable, folder / section.file, columns)
     if table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
             "simulate budgets with [budgets] shares."
         )
-    return Budgets.from_table(table, folder / where, **keys)
+    return Budgets.from_table(table, folder / where, columns)
 
 
 def _simulated(section: BudgetsSection, count: int, unit: Any) -> Budgets:
@@ -207,8 +207,8 @@ def test_owned(config: Config, table: Any, path: Path, found: Consent | None, id
     section, columns = config.budgets, [] if table is None else table.column_names
     if section.shares is None and section.column in columns:
         if found is None or ids is None:
-            return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
-        budgets = Budgets.from_table(table, path, **_keys(config, found))
+            return Owned(Budgets.from_table(table, path, BudgetColumns(**section.model_dump(include=COLUMN_KEYS))))
+        budgets = Budgets.from_table(table, path, _columns(config, found))
         return Owned(budgets.without_ids(), budgets.person)
     if section.file is None or found is None or ids is None or found.entries is None:
         return None  # simulated, or not known
@@ -216,7 +216,7 @@ def test_owned(config: Config, table: Any, path: Path, found: Consent | None, id
     known = np.flatnonzero(are_in(ids, found.entries.ids, found.entries.used))
     if not len(known):
         return None
-    budgets = Budgets.from_table(found.usable, path.parent / section.file, **_keys(config, found))
+    budgets = Budgets.from_table(found.usable, path.parent / section.file, _columns(config, found))
     present, person[known] = np.unique(budgets.persons_of(ids.take(known)), return_inverse=True)
     return Owned(budgets.subset(present).without_ids(), person)
 
@@ -515,17 +515,15 @@ def _read(
 ) -> Source:
     data, aside = config.data, _aside(config)
     is_plain_table = is_table(folder / where) and not is_image_table(folder / where)
+    features = replace(data.columns, texts=(*data.columns.texts, *aside, *({*data.test_after} & {*data.drop})))
     source = sources.read_source(
         where,
         split,
         folder,
-        target=data.target,
         classes=classes,
         number=config.training.loss == "mse",
-        features=replace(data.columns, texts=(*data.columns.texts, *aside, *({*data.test_after} & {*data.drop}))),
-        aside=aside,
         pixels=data.features is not None,
-        kept=chooser,
+        columns=Columns(data.target, features, aside, chooser),
     )
     if chooser is None or is_plain_table:
         return source

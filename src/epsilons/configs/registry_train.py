@@ -199,22 +199,34 @@ def members_of(
             )
         yield None
         return
+    share, project = _share(config, stored is not None)
+    with ExitStack() as stack:
+        registry = None
+        with ranks.collective("opening the registry"):
+            if ranks.is_main:
+                registry = stack.enter_context(opened(url, pepper, config.data.ids))
+                _check_charged(registry, known)
+                if resume and stored is None:
+                    evidence.give_back(registry, folder)
+        resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
+        id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
+        yield Members(id_, registry, ranks, share, project, resumed, resume and stored is None, rule=rule)
+
+
+def _share(config: Config, is_charged: bool) -> tuple[float, str]:
+    """The part of what people have left that a run may use, and its project. Raises InputError for no part."""
     share, project = (None, "") if config.registry is None else (config.registry.share, config.registry.project)
-    if share is None and stored is None:
+    if share is None and not is_charged:
         raise InputError(
             "Say which part of what people have left this run may use: --share 0.25, or [registry] share. 1 leaves "
             "nothing for later runs."
         )
-    with ExitStack() as stack:
-        with ranks.collective("opening the registry"):
-            registry = stack.enter_context(opened(url, pepper, config.data.ids)) if ranks.is_main else None
-            if registry is not None and known is not None and known["id"] != registry.id:
-                raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
-            if registry is not None and resume and stored is None:
-                evidence.give_back(registry, folder)
-        resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
-        id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
-        yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None, rule=rule)
+    return share or 1.0, project
+
+
+def _check_charged(registry: Registry, known: dict[str, str] | None) -> None:
+    if known is not None and known["id"] != registry.id:
+        raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
 
 
 def _check_resumed(url: str | None, folder: Path, known: dict[str, str] | None) -> None:

@@ -252,18 +252,17 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     low = float(groups.epsilons[first]) if is_large[first] else None
     alone = first == last and low is not None
     bound = float(groups.epsilons[last]) if is_large[last] else rounded_up(float(groups.epsilons[last]))
-    high: float | None = bound
-    if records < SMALLEST_SHOWN:
-        label, high = "all", None
-    elif not is_large[last] and looser and looser.at_least is not None and bound >= looser.at_least:
-        label, high = f"below {looser.at_least:.5g}", looser.at_least
-    else:
-        label = f"≤ {bound:.5g}"
-    if low is not None and high is not None:
+    above = math.inf if looser is None or looser.at_least is None else looser.at_least
+    high = None if records < SMALLEST_SHOWN else bound if is_large[last] else min(bound, above)
+    if high is None:
+        label = "all"
+    elif low is not None:
         label = f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}"
+    else:
+        label = f"below {high:.5g}" if high == above and not is_large[last] else f"≤ {high:.5g}"
     return DisplayRow(
         label=label,
-        tier=tier_of(tiers, low) if alone and low is not None else None,
+        tier=tier_of(tiers, low) if low is not None and alone else None,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,

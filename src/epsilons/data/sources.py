@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from ..tabular import is_table
 from . import DATASETS, load
 from .arrays import Arrays, Source, check_class_indices
 from .images import ImageSet, image_table, images, is_image_table
-from .tables import Features, Kept, table
+from .tables import Columns, table
 
 # -- A folder of tensors: `inputs` and `targets`, each as .npy, .safetensors or .pt, one row per record
 #
@@ -127,25 +127,19 @@ def read_source(
     split: str,
     folder: Path,
     *,
-    target: str = "label",
     classes: Sequence[str] | None = None,
     number: bool = False,
-    features: Features | None = None,
-    aside: Mapping[str, str] | None = None,
     pixels: bool = False,
-    kept: Kept | None = None,
+    columns: Columns | None = None,
 ) -> Source:
     """The records of a file, a folder or a named data set.
 
-    where     a path, taken from `folder`, or a name
-    split     "train" or "test": of a named data set; for files it is used in messages only
-    target    a table's target column
-    classes   names of the classes, in order
-    number    True if the target is a number, and not a class
-    features  how a table's columns become inputs
-    aside     column -> the key of the config that names it: columns of a table that are never inputs
-    pixels    images have pixels from 0 to 1, and are not normalised
-    kept      which records of a table are used
+    where    a path, taken from `folder`, or a name
+    split    "train" or "test": of a named data set; for files it is used in messages only
+    classes  names of the classes, in order
+    number   True if the target is a number, and not a class
+    pixels   images have pixels from 0 to 1, and are not normalised
+    columns  what the columns of a table are
 
     Raises DataError if there are no such data, or they cannot be used.
     """
@@ -156,23 +150,27 @@ def read_source(
         raise _undeclared(where if kind == "hub" else str(path))
     if kind == "name":
         return _named(load(where, split, pixels), names or _DIGITS, where)
-    if kind == "tensors":
-        source = tensors(path, what, names)
-        if source.classes is not None and is_undeclared:  # float targets need no classes
-            raise _undeclared(str(path))
-        return source
-    if kind == "folder":
-        raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
+    if kind in ("tensors", "folder"):
+        return _of_tensors(path, what, names, number)
     if kind == "images":
         return image_table(path, what, names, pixels)
     if kind == "table":
-        return table(path, what, target, None if number else names, features or Features(), aside or {}, kept)
+        return table(path, what, None if number else names, columns or Columns())
     if kind == "hub":
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
         f"({', '.join(DATASETS)}, or a hub name owner/name)."
     )
+
+
+def _of_tensors(path: Path, what: str, names: tuple[str, ...] | None, number: bool) -> Source:
+    if not is_folder_of_tensors(path):
+        raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
+    source = tensors(path, what, names)
+    if source.classes is not None and names is None and not number:  # float targets need no classes
+        raise _undeclared(str(path))
+    return source
 
 
 def kind_of(where: str, folder: Path) -> Literal["name", "tensors", "folder", "images", "table", "hub", "none"]:

@@ -74,26 +74,31 @@ class Features:
         return [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.free_text]
 
 
-def table(
-    path: Path,
-    what: str,
-    target: str,
-    classes: Sequence[str] | None,
-    features: Features,
-    aside: Mapping[str, str],
-    kept: Kept | None = None,
-) -> Source:
-    """The records of a table, inputs (records, features).
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are.
 
-    what      "training data" or "test data", for messages
     target    the column to predict
-    classes   names of the target's classes, in order; None if the target is a number
     features  how the other columns become inputs
     aside     column -> the key that names it: columns that are never inputs, such as the budgets; they may be absent
     kept      which records are used; all without it. The other cells of the others are not looked at
+    """
+
+    target: str = "label"
+    features: Features = field(default_factory=Features)
+    aside: Mapping[str, str] = field(default_factory=dict)
+    kept: Kept | None = None
+
+
+def table(path: Path, what: str, classes: Sequence[str] | None, columns: Columns) -> Source:
+    """The records of a table, inputs (records, features).
+
+    what     "training data" or "test data", for messages
+    classes  names of the target's classes, in order; None if the target is a number
 
     Raises DataError for a column that is missing or in no rule, a cell that is not a number, and an unknown class.
     """
+    target, features, aside, kept = columns.target, columns.features, columns.aside, columns.kept
     never_inputs = {*aside, *([] if classes is None else [target])}
     no_texts = {*features.free_text} & {*aside, target}
     rules = {*features.numeric, *features.dates, *features.categorical}

@@ -126,26 +126,30 @@ def windows(
            [3, 4, 5],
            [6, 7, 8]]), persons=array([0, 0, 1]))
     """
-    for name, value in {"length": length, "step": step}.items():
-        is_left_out = name == "step" and value is None
-        if not is_left_out and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise DataError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    step = length if step is None else step
+    _check_count("length", length)
+    _check_count("step", step)
     if ids is not None and len(ids) != len(documents):
         raise DataError(f"ids= needs one id per document; got {len(ids):,} for {len(documents):,} documents.")
     arrays = [np.asarray(document) for document in documents]
-    if any(a.ndim == 0 or a.dtype.kind not in "biuf" or a.shape[1:] != arrays[0].shape[1:] for a in arrays):
+    if any(a.ndim == 0 or a.dtype.kind not in "biuf" for a in arrays) or len({a.shape[1:] for a in arrays}) > 1:
         raise DataError(
             "Documents must be sequences of token ids or of numbers, all with rows of one shape. Turn texts into token "
             "ids first."
         )
-    parts = [_cut(array, length, step or length, pad) for array in arrays]
+    parts = [_cut(array, length, step, pad) for array in arrays]
     if not sum(map(len, parts)):
         raise DataError(
             f"No document has {length:,} positions, so there is no record. Choose a smaller length, or give pad=."
         )
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    found = np.concatenate([part for part in parts if len(part)])  # an empty list has another type
+    found = np.concatenate(list(filter(len, parts)))  # an empty list has another type
     return Windows(found, owner if ids is None else np.asarray(ids)[owner])
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise DataError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 
 def _cut(array: npt.NDArray[Any], length: int, step: int, pad: float | None) -> npt.NDArray[Any]:

@@ -6,6 +6,7 @@ The first paragraph is for readers without mathematics; the formal statement fol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..accounting import DESCRIPTIONS
 from ..core.mechanism import Unit
@@ -97,28 +98,38 @@ _OTHER_ROWS: dict[Unit, str] = {
 }
 
 
+class OfRun(NamedTuple):
+    """What the guarantee of a run says beside that of its plan.
+
+    randomness  "philox", "secure" or "seeded"; None for a plan
+    features    what computed the inputs before training, and where its constants come from
+    person      the column of the persons' ids, or EACH_ROW; None if it is not stated
+    registry    id of the registry that the run is charged to; None if it is not named yet, or for other runs
+    """
+
+    randomness: str | None = None
+    features: str | None = None
+    person: str | None = None
+    registry: str | None = None
+
+
 def words(
     accountant: str,
     *,
     shares_declared: bool,
     steps: int,
     runs: int = 1,
-    randomness: str | None = None,
-    features: str | None = None,
     unit: Unit = "record",
-    registry: str | None = None,
     on_accounts: bool = False,
-    person: str | None = None,
+    run: OfRun | None = None,
 ) -> str:
-    """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
+    """The guarantee of a plan, or of a run of it.
 
-    runs      how many runs of so many steps the promise is about: all of them together
-    features  what the inputs were computed by before training, and where its constants come from
-    unit      what has a budget: a record, or a person with all their rows
-    registry  id of the registry that the run is charged to; None if it is not named yet, or for other runs
+    runs         how many runs of so many steps the promise is about: all of them together
+    unit         what has a budget: a record, or a person with all their rows
     on_accounts  True if the plan was made on accounts of a registry
-    person    of a run: the column of the persons' ids, or EACH_ROW; None if it is not stated
     """
+    randomness, features, person, registry = run or OfRun()
     scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
     if on_accounts:
         scope, releases, uncovered = _of_registry(registry)

@@ -402,16 +402,12 @@ class PlanNumbers:
         person      the column of the persons' ids, or "each row is one person"; None if it is not stated
         registry    id of the registry that the run is charged to
         """
-        is_declared = self.adjacency == SHARES
         return guarantee.words(
             self.accountant,
-            shares_declared=is_declared,
+            shares_declared=self.adjacency == SHARES,
             steps=self.steps,
             runs=self.runs,
-            randomness=randomness,
-            features=features,
             unit=self.unit,
-            registry=registry,
             on_accounts=self.groups.starts is not None,
-            person=person,
+            run=guarantee.OfRun(randomness, features, person, registry),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -110,10 +109,8 @@ def analyse(
     dealt_at_random: bool,
     groups: Groups | None = None,
     placebo: MembershipResult | None = None,
-    accuracy: float | None = None,
-    setting: Mapping[str, Any] | None = None,
 ) -> MembershipResult:
-    """All statistics of the scores of some attacks.
+    """All statistics of the scores of some attacks, without the accuracy and the setting of the shadows.
 
     signals          its coins are used, (shadows, records)
     scores           {attack: (shadows, records)}, larger for a likely member
@@ -122,7 +119,6 @@ def analyse(
     dealt_at_random  True if chance, and not the records, decided the groups
     groups           the groups of the records, if the plan has one group for all of them (DP-SGD with one budget)
     placebo          a result for the same groups where all records have one budget
-    accuracy, setting  passed on to the result
 
     Groups of fewer than 20 records are merged, and so are more than 8 groups. Takes about 20 s of processor time for
     512 shadows and 50,000 records. Raises InputError for shapes that do not fit, scores that are not numbers, or
@@ -151,8 +147,8 @@ def analyse(
             for index, row in enumerate(rows)
         ),
         differences=_differences(scores, member, columns, aucs, rocs),
-        accuracy=accuracy,
-        setting=dict(setting or {}),
+        accuracy=None,
+        setting={},
         placebo=placebo,
         minus_placebo=_minus(aucs, placebo),
         suppressed=suppressed,

@@ -303,16 +303,16 @@ class Task:
         if folder is not None and self.asked.keep_scores:
             folder.save_scores(name, member=trained.signals.member, **scores)
         measured = {"member_accuracy": float(trained.member_accuracy.mean())}
-        return analyse(
+        result = analyse(
             trained.signals,
             scores,
             setting.plan,
             setting.group,
             dealt_at_random=self.asked.dealt_at_random,
             placebo=placebo,
-            accuracy=None if setting.population is None else float(trained.accuracy.mean()),
-            setting={**self.description, **measured},
         )
+        accuracy = None if setting.population is None else float(trained.accuracy.mean())
+        return replace(result, accuracy=accuracy, setting={**self.description, **measured})
 
     def _trained(self, name: str, setting: ShadowSetting, folder: AttackFolder | None) -> Shadows:
         store = None if folder is None else folder.blocks(name)

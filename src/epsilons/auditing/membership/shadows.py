@@ -36,7 +36,7 @@ from ...training import values as training_values
 from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer
 from ...training.validation import groups_of
-from ..stacked import train_stacked
+from ..stacked import MemberDraws, train_stacked
 from .signals import BoolArray, Signals, read_signals
 
 # -- One block of shadow models: who is in, how they are trained, and what is read off them
@@ -174,14 +174,12 @@ def one_thread() -> Iterator[None]:
 
 def stacked(setting: ShadowSetting, block: Block, member: BoolArray, progress: ShadowProgress | None) -> Trained:
     """All shadows of the block as one batched program."""
+    randomness = [setting.randomness(shadow) for shadow in block.shadows]
     models = train_stacked(
         setting.model,
         setting.optimizer,
         (as_tensor(setting.inputs), as_tensor(setting.targets)),
-        setting.plan,
-        group=setting.group,
-        member=member,
-        randomness=[setting.randomness(shadow) for shadow in block.shadows],
+        MemberDraws(setting.plan, setting.group, member, randomness),
         device=setting.device,
         progress=None if progress is None else lambda made: progress(made / setting.plan.steps),
     )

@@ -85,26 +85,24 @@ def _root(
 
     The last call of `excess` is at the returned point. If [low, high] brackets no root, that point is the nearer end.
     """
-    below: tuple[float, float] | None = None
-    above: tuple[float, float] | None = None
+    ends: dict[bool, tuple[float, float]] = {}  # is above the root -> the last (x, value) there
     before = [math.inf, math.inf]
     for attempt in range(40):
         value = excess(x)
-        if value < 0:
-            below = (x, value)
-        else:
-            above = (x, value)
+        ends[value >= 0] = (x, value)
         stuck = (value < 0 and x >= high) or (value > 0 and x <= low)
-        if abs(value) <= tolerance or stuck or (below and above and above[0] - below[0] < 1e-9):
+        (start, below), (end, above) = ends.get(False, (-math.inf, 0.0)), ends.get(True, (math.inf, 0.0))
+        if abs(value) <= tolerance or stuck or end - start < 1e-9:
             break
-        if below and above and above[1] > below[1]:
-            slope = (above[1] - below[1]) / (above[0] - below[0])
+        is_bracketed = len(ends) == 2
+        if is_bracketed and above > below:
+            slope = (above - below) / (end - start)
         next_x = x - min(max(value / slope, -0.7), 0.7)
         slow = abs(value) > before[0] / 2  # two secants did not halve it
         before = [before[1], abs(value)]
-        if below and above and (slow or not below[0] < next_x < above[0]):
-            next_x = (below[0] + above[0]) / 2
-        elif not (below and above):
-            slope /= 1.0 if attempt < 3 else 2.0  # the function is flat here: longer steps
+        if is_bracketed and (slow or not start < next_x < end):
+            next_x = (start + end) / 2
+        elif not is_bracketed and attempt >= 3:
+            slope /= 2.0  # the function is flat here: longer steps
         x = min(max(next_x, low), high)
     return x, max(slope, 0.05)

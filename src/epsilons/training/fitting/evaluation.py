@@ -197,52 +197,70 @@ def evaluate(
     dataset: Dataset[Any] = (
         TensorDataset(*columns(eval_data.data)) if isinstance(eval_data.data, tuple | list) else eval_data.data
     )
+    found = _Outcomes(binary, numbers)
     where = next(model.parameters()).device
     model.eval()
-    total, count, outcomes = 0.0, 0, 0
-    right: list[Tensor] = []
-    classes: list[Tensor] = []
-    kept: list[Tensor] = []
-    goals: list[Tensor] = []
+    total, count = 0.0, 0
     for inputs, targets in DataLoader(dataset, batch_size=batch):
         inputs, targets = inputs.to(where), targets.to(where)
         outputs = model(inputs)
         total += float(loss(outputs, targets).double().sum())
         count += len(targets)
-        if binary:
-            flat = outputs.reshape(len(targets), -1)
-            right.append(((flat > 0) == targets.reshape(flat.shape).bool()).cpu())
-            if flat.shape[1] == 1:
-                right[-1] = right[-1][:, 0]
-                classes.append(targets.reshape(-1).long().cpu())
-                kept.append(torch.cat([torch.zeros_like(flat), flat], dim=1).double().cpu())
-                outcomes = 2
-        elif not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
-            right.append((outputs.argmax(1) == targets).cpu())
-            classes.append(targets.cpu())
-            outcomes = outputs.shape[1]
-            if targets.ndim == 1 and outcomes <= MOST_CLASSES:
-                kept.append(outputs.double().cpu())
-        elif numbers:
-            kept.append(outputs.reshape(-1).double().cpu())
-            goals.append(targets.reshape(-1).double().cpu())
+        found.add(outputs, targets)
     if not count:
         raise InputError("The test data are empty; there is nothing to evaluate on.")
-    row: dict[str, Any] = {"loss": total / count}
-    if right:
-        hits = torch.cat(right).double()
-        row["accuracy"] = float(hits.mean())
-        if classes and hits.ndim == 1:
-            row["per_class"] = _tallies(hits, torch.cat(classes), outcomes)
+    return {"loss": total / count, **found.metrics(eval_data)}
+
+
+class _Outcomes:
+    """What a model said of test records, batch by batch.
+
+    right    which records, or entries of records, are right; for targets that are classes
+    targets  classes or numbers
+    kept     the outputs that metrics of their order or size need
+    """
+
+    def __init__(self, binary: bool, numbers: bool) -> None:
+        self._binary, self._numbers, self._classes = binary, numbers, 0
+        self._right: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._kept: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        if self._binary:
+            flat = outputs.reshape(len(targets), -1)
+            right = (flat > 0) == targets.reshape(flat.shape).bool()
+            if flat.shape[1] == 1:
+                self._add_classes(torch.cat([torch.zeros_like(flat), flat], dim=1), targets.reshape(-1).long())
+                right = right[:, 0]
+            self._right.append(right.cpu())
+        elif not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            self._add_classes(outputs, targets)
+            self._right.append((outputs.argmax(1) == targets).cpu())
+        elif self._numbers:
+            self._kept.append(outputs.reshape(-1).double().cpu())
+            self._targets.append(targets.reshape(-1).double().cpu())
+
+    def _add_classes(self, scores: Tensor, targets: Tensor) -> None:
+        self._targets.append(targets.cpu())
+        self._classes = scores.shape[1]
+        if targets.ndim == 1 and self._classes <= MOST_CLASSES:
+            self._kept.append(scores.double().cpu())
+
+    def metrics(self, eval_data: EvalData) -> dict[str, Any]:
+        kept, targets = (torch.cat(parts).numpy() if parts else None for parts in (self._kept, self._targets))
+        if not self._right:
+            return {} if kept is None or targets is None else of_numbers(kept, targets, eval_data.scale)
+        hits = torch.cat(self._right).double()
+        row: dict[str, Any] = {"accuracy": float(hits.mean())}
+        if hits.ndim == 1 and targets is not None:
+            row["per_class"] = _tallies(hits, torch.from_numpy(targets), self._classes)
             row |= of_classes(row["per_class"])
-            row["auc"] = mean_auc(torch.cat(kept).numpy(), torch.cat(classes).numpy()) if kept else None
-        if eval_data.groups is not None and hits.ndim == 1:
-            row["per_group"] = _tallies(
-                hits, torch.from_numpy(eval_data.groups), int(eval_data.groups.max(initial=-1)) + 1
-            )
-    if goals:
-        row |= of_numbers(torch.cat(kept).numpy(), torch.cat(goals).numpy(), eval_data.scale)
-    return row
+            row["auc"] = None if kept is None else mean_auc(kept, targets)
+        if hits.ndim == 1 and eval_data.groups is not None:
+            groups = torch.from_numpy(eval_data.groups)
+            row["per_group"] = _tallies(hits, groups, int(eval_data.groups.max(initial=-1)) + 1)
+        return row
 
 
 def _tallies(hits: Tensor, labels: Tensor, count: int) -> list[list[int]]:

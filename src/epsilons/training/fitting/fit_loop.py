@@ -249,9 +249,9 @@ def fit(
     (2,)
     """
     how, folder = training or Training(), as_folder(run_dir)
-    loss, optimizer, metadata = how.loss, how.optimizer, folder.metadata
+    loss = how.loss
     compute = by_name(LOSSES, loss, "loss")
-    make = optimizer_maker(optimizer, how.lr, how.momentum)
+    make = optimizer_maker(how.optimizer, how.lr, how.momentum)
     held_out = evaluation if evaluation is None or isinstance(evaluation, EvalData) else EvalData(evaluation)
     dataset = data.data if isinstance(data, Records) else data
     _check_data(model, dataset, loss, held_out, performance or Performance())
@@ -262,15 +262,7 @@ def fit(
     model_checks.check_optimizer(updates, model)
     evaluated = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy", loss == "mse")
     losses = Losses(compute, loss == "cross_entropy", checked_weights(how.class_weights, loss)).to(where)
-    settings = _settings(model, loss, optimizer, updates, how.scheduler, where) | _settings_of(held_out)
-    if how.class_weights is not None:
-        settings["training"]["class_weights"] = [float(weight) for weight in how.class_weights]
-    if metadata or folder.path is not None:
-        stated_provenance(metadata)  # checked before a step is made
-    for name in validation.STATED:
-        if text := validation.stated_text(metadata, name):
-            settings[name] = text
-    settings |= {"metadata": dict(metadata)} if metadata is not None else {}
+    settings = _settings(model, how, updates, where) | _settings_of(held_out) | _stated(folder)
     records, performance = as_records(data, performance)
     request = Request(
         model, updates, records, *opened(plan), budgets, replace(folder, metadata=settings), as_randomness(seed),
@@ -313,26 +305,21 @@ def _check_first(model: nn.Module, dataset: Any, loss: str | Loss) -> None:
         validation.check_classes(first[1])
 
 
-def _settings(
-    model: nn.Module,
-    loss: Any,
-    optimizer: Any,
-    updates: torch.optim.Optimizer,
-    scheduler: Any,
-    device: torch.device,
-) -> dict[str, Any]:
+def _settings(model: nn.Module, how: Training, updates: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
     """Settings of training for run.json."""
     # Two functions may have one name; the key of a seed and the comparison on resuming depend on their code.
-    functions = [part for part in (loss, scheduler) if callable(part)]
+    functions = [part for part in (how.loss, how.scheduler) if callable(part)]
+    weights = how.class_weights
     return {
         "training": {
             "model": type(model).__name__,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "loss": _label(loss),
-            "optimizer": _label(optimizer),
+            "loss": _label(how.loss),
+            "optimizer": _label(how.optimizer),
             **optimizer_settings(updates),
             **({"functions": fingerprints.of(functions)} if functions else {}),
             "device": str(device),
+            **({} if weights is None else {"class_weights": [float(weight) for weight in weights]}),
         }
     }
 
@@ -348,6 +335,16 @@ def _settings_of(held_out: EvalData | None) -> dict[str, Any]:
             "classes": None if held_out.classes is None else list(held_out.classes),
         }
     }
+
+
+def _stated(folder: RunFolder) -> dict[str, Any]:
+    """What run.json says in the caller's words. Raises InputError for statements that cannot be read."""
+    metadata = folder.metadata
+    if metadata or folder.path is not None:
+        stated_provenance(metadata)  # checked before a step is made
+    texts = {name: validation.stated_text(metadata, name) for name in validation.STATED}
+    stated: dict[str, Any] = {name: text for name, text in texts.items() if text}
+    return stated if metadata is None else stated | {"metadata": dict(metadata)}
 
 
 def _label(which: Any) -> str:
