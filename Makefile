@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export EPSILONS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test experiments-test slow check docs format clean
+.PHONY: setup demo test experiments-test slow lowest check docs format clean
 
 setup: $(READY)  ## .venv, and nothing else
 
@@ -28,6 +28,13 @@ experiments-test: $(READY)  ## the tests of experiments/, which `make test` leav
 
 slow: $(READY)  ## the long ones, too
 	$(PYTEST) --slow tests src experiments/tests
+
+lowest: constraints-lowest.txt  ## the tests at the oldest versions that the metadata promise, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint $< torch
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint $< --group dev --editable '.[app]'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)-lowest/bin/pytest --numprocesses auto --dist worksteal
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -51,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site
+	rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache build dist site

@@ -262,7 +262,7 @@ def _use(at: Place, last: int, go: Any, results: Any) -> None:
 
 def requests(at: Place, people: int, clock: Clock) -> None:
     """The longest calls of another process, while nothing else happens and while an officer carries out a backlog."""
-    from epsilons.registry.requests import roles_script
+    from epsilons.registry.people import roles_script
 
     registry, _ = peopled(at, people, clock)
     if registry._database.blob != "bytea":

@@ -11,8 +11,8 @@ from scipy import stats
 from epsilons import Budgets, Plan
 from epsilons.auditing.membership import ATTACKS
 from epsilons.auditing.membership.analysis import analyse
+from epsilons.auditing.membership.attacks import Signals
 from epsilons.auditing.membership.outcomes import roc
-from epsilons.auditing.membership.signals import Signals
 from epsilons.core.mechanism import IntArray
 from epsilons.reporting.membership import FoundAt, MembershipResult
 

@@ -16,7 +16,7 @@ from epsilons.accounting import filter as filter_
 from epsilons.accounting import rdp
 from epsilons.registry import Registry, Roster, Table
 from epsilons.registry.databases import BEGINNING, _hash, database
-from epsilons.registry.requests import roles_script
+from epsilons.registry.people import roles_script
 from epsilons.registry.rosters import MOST, UNIT
 from servers import Server
 

@@ -39,7 +39,7 @@ import numpy as np
 import registry_twin as twin
 from epsilons.errors import EpsilonsError
 from epsilons.registry import Registry, Roster, Table, evidence
-from epsilons.registry.requests import roles_script
+from epsilons.registry.people import roles_script
 from registries import downgrade
 from registry_twin import PAGE, Tables
 

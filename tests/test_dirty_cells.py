@@ -18,7 +18,7 @@ from epsilons.configs.prepare import budgets_to_train, prepare
 from epsilons.data.tables import record_inputs
 from epsilons.errors import DataError, EpsilonsWarning, InputError
 from epsilons.tabular.table_files import with_marks
-from epsilons.training.predicting.writing import inert
+from epsilons.training.predicting.predictor import inert
 from program import epsilons as command
 from test_mutated_tables import slow_number
 

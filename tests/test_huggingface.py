@@ -26,7 +26,7 @@ from epsilons.errors import (
     RunError,
 )
 from epsilons.huggingface import PrivateSeq2SeqTrainer, PrivateTrainer, per_record_loss
-from epsilons.huggingface.steps import Records
+from epsilons.huggingface.trainer import Records
 from options import make_flat
 from pages import ROOT
 from shares import share

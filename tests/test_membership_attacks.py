@@ -16,9 +16,8 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm, rankdata
 
 from epsilons.auditing.membership import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Signals
-from epsilons.auditing.membership.attacks import leave_one_out, shrink
+from epsilons.auditing.membership.attacks import leave_one_out, read_signals, shrink
 from epsilons.auditing.membership.shadows import ShadowSetting
-from epsilons.auditing.membership.signals import read_signals
 from epsilons.errors import InputError
 
 BoolArray = npt.NDArray[np.bool_]

@@ -17,6 +17,7 @@ from scipy.stats import binomtest, norm, ttest_ind
 from epsilons import Budgets, Recipe, plan
 from epsilons.auditing.membership import draw, outcomes, paired
 from epsilons.auditing.membership.analysis import _widened, analyse, randomisation_test, record_gaps
+from epsilons.auditing.membership.attacks import Signals
 from epsilons.auditing.membership.outcomes import (
     FEWEST_ALARMS,
     RATES,
@@ -26,7 +27,6 @@ from epsilons.auditing.membership.outcomes import (
     roc,
     target_auc,
 )
-from epsilons.auditing.membership.signals import Signals
 from epsilons.core.disclosure import PLAN_SUPPRESSED
 from epsilons.errors import InputError
 from epsilons.reporting.membership import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS
@@ -392,7 +392,7 @@ import resource, time
 import numpy as np
 import epsilons
 from epsilons.auditing.membership.analysis import analyse
-from epsilons.auditing.membership.signals import Signals
+from epsilons.auditing.membership.attacks import Signals
 
 shadows, records = 512, 50_000
 rng = np.random.default_rng(0)

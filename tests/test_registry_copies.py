@@ -21,7 +21,7 @@ import program
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, copies, databases, evidence
 from epsilons.registry.databases import database
-from epsilons.registry.requests import roles_script
+from epsilons.registry.people import roles_script
 from registries import FORTY as FORTY
 from registries import (
     GHOST,

@@ -17,7 +17,7 @@ import program
 from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, databases, evidence, requests
 from epsilons.registry.databases import _hash
-from epsilons.registry.requests import NO_NUMBER_LEFT, REPLACED, carry_out, on_grid
+from epsilons.registry.people import NO_NUMBER_LEFT, REPLACED, carry_out, on_grid
 from registries import FORTY as IDS
 from registries import VISITS, begin, build_house, reserve, settle, table
 from servers import MISSING

@@ -39,8 +39,7 @@ from typing import Any, TypeVar
 #
 # Names of tiers, classes, columns and files come from the data. Written raw, an escape sequence could recolour or
 # overwrite what a terminal shows, and a bidirectional override could turn a name around. Messages, tables and pages
-# pass
-# such text through `printable`. JSON keeps the text itself, with JSON's escapes.
+# pass such text through `printable`. JSON keeps the text itself, with JSON's escapes.
 
 #: Control (Cc) and format characters (Cf), line and paragraph separators, lone surrogates. The two joiners U+200C and
 #: U+200D are allowed: some scripts need them, and they move no other character.

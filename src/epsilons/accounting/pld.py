@@ -354,8 +354,7 @@ def convolved(one: Losses, other: Losses) -> Losses:
 #
 # Most histories are composed on the grid that is asked for, with at most `composing.MOST_POINTS` points. The others are
 # composed from distributions with less rounding, in tighter windows, and on a grid that is doubled until it fits: a
-# wider
-# grid only raises the divergence (`losses.coarsened`).
+# wider grid only raises the divergence (`losses.coarsened`).
 
 History = tuple[SampledGaussian, ...]
 Directions = tuple[Losses, Losses]

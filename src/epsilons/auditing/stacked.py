@@ -315,8 +315,7 @@ class MemberDraws:
 #
 # Paper Alg. 1 line 6 with a rate, a clip norm and a weight per group. A layer with input a and gradient g at its output
 # has the gradient g·aᵀ for its weights and g for its bias. So its squared norm is |g|²·(|a|² + 1), and no gradient of
-# one
-# record is ever formed (Goodfellow, "Efficient Per-Example Gradient Computations", arXiv 1510.01799v2).
+# one record is ever formed (Goodfellow, "Efficient Per-Example Gradient Computations", arXiv 1510.01799v2).
 #
 # Values are (models, units, records): with the records last, products take half as long as with the units last, and a
 # softmax over 10 classes a tenth (benchmarks/stacked.py).

@@ -489,7 +489,7 @@ def roles() -> None:
     Run it once with psql, as the owner of the registry's tables. The database itself then refuses what a role may not
     do.
     """
-    from ..registry.requests import roles_script
+    from ..registry.people import roles_script
 
     print(roles_script(), end="")
 

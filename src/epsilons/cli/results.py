@@ -141,7 +141,7 @@ def predict_command(
     if output.exists():
         raise InputError(f"{output} exists already. Choose another name with -o, or remove it.")
     from ..training.predicting import Predictor  # torch is imported here
-    from ..training.predicting.writing import write
+    from ..training.predicting.predictor import write
 
     predictor = Predictor.load(run, device=device)
     for reason in predictor.description.not_covered:

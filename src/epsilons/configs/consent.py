@@ -20,7 +20,7 @@ from ..core.disclosure import how_many, merge_small, shown_counts
 from ..core.mechanism import IntArray
 from ..errors import BudgetError, DataError
 from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
-from ..tabular.arrow import pc, pyarrow
+from ..tabular.table_files import pc, pyarrow
 from .config import BudgetsSection, Config
 from .config_training import ROSTER, column_of_persons
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular.arrow import pyarrow
+from ..tabular.table_files import pyarrow
 
 
 class Arrays(NamedTuple):
@@ -82,8 +82,7 @@ def check_class_indices(targets: npt.NDArray[np.int64], classes: tuple[str, ...]
 #
 # A bound that was read off private data is an output of these data, and no budget covers it. A config says in
 # `data.read_off` which of its columns have such values. Without this key the origin is not stated, and counts as read
-# off
-# the data wherever a promise depends on it.
+# off the data wherever a promise depends on it.
 
 What = Literal["bounds", "categories", "classes", "preprocessing"]
 HowKnown = Literal["declared", "read off the data", "not stated"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers, resolved
-from ..tabular.arrow import pc, pyarrow, types
+from ..tabular.table_files import pc, pyarrow, types
 from .tables import is_bytes
 
 # -- Which columns of a table hold texts, for the draft that `epsilons init` writes: a guess, by names and cells

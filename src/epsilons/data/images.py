@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import DataError, Package, app_packages
 from ..tabular import column_of, is_parquet, numbers, read_table
-from ..tabular.arrow import parquet, pyarrow, types
+from ..tabular.table_files import parquet, pyarrow, types
 from .arrays import Arrays, Source, check_class_indices
 from .tables import is_bytes
 

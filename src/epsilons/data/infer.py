@@ -32,9 +32,9 @@ from ..tabular import (
     marks_of,
     read_table,
 )
-from ..tabular.arrow import pc, pyarrow
 from ..tabular.cells import BLANKS, PLAIN, THOUSANDS, CellRule, bare
 from ..tabular.dates import DateRule, days, is_date, is_day_first
+from ..tabular.table_files import pc, pyarrow
 from .guess_values import Values, are_short, decimal_mark, holds_texts, is_number, values_of
 from .images import image_labels, is_image_table
 from .sources import tensor_targets

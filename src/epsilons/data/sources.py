@@ -19,8 +19,7 @@ from .tables import Columns, table
 # -- A folder of tensors: `inputs` and `targets`, each as .npy, .safetensors or .pt, one row per record
 #
 # 8-bit unsigned integers are scaled to 0..1; other numbers are used unchanged. torch is imported for .pt files only,
-# with
-# weights_only=True, so that loading runs no code.
+# with weights_only=True, so that loading runs no code.
 
 KINDS = (".npy", ".safetensors", ".pt")
 

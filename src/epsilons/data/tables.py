@@ -21,8 +21,8 @@ import numpy.typing as npt
 from ..core.disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, read_table
-from ..tabular.arrow import pyarrow, types
 from ..tabular.cells import CellRule, Unread, as_text, by_meaning, column_of, encoded, numbers
+from ..tabular.table_files import pyarrow, types
 from .arrays import Arrays, Source
 from .texts import Tokens, texts_of, token_ids
 

@@ -11,7 +11,7 @@ from ..errors import BatchDependenceError, UnsupportedLayerError
 from .states import Mixed
 
 if TYPE_CHECKING:
-    from .collation import Collated
+    from .check import Collated
     from .watch import Read, Step
 
 WAY_OUT = "Or set Performance(max_physical_batch=1), which computes every record alone."

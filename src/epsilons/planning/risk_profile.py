@@ -25,20 +25,16 @@ from .plans import Plan
 
 # -- Odds: how often a guess about one person is right, of 100 guesses
 #
-# A fair coin decides whether the training reads D or its neighbour D′. The attacker sees everything that was
-# released, a
-# draw from P or from Q, and guesses which. The best guess names the likelier of the two, so it is right with
-# probability
-# ½·Σ max(P, Q) = ½·(1 + TV), where TV = Σ (P − Q)⁺ is the total variation distance. That sum is the hockey-stick
-# divergence at ε = 0 (Balle, Barthe and Gaboardi 2018, arXiv 1807.01647v2, Section 2), so δ(0) of a certified profile
-# (`accounting.profile`) bounds it: at most ⌈50·(1 + δ(0))⌉ of 100 guesses are right. For one Gaussian release of
-# sensitivity 1, δ(0) = 2Φ(1/(2σ)) − 1 (Balle and Wang 2018, arXiv 1805.06530v2, Theorem 8 at ε = 0).
+# A fair coin decides whether the training reads D or its neighbour D′. The attacker sees everything that was released,
+# a draw from P or from Q, and guesses which. The best guess names the likelier of the two, so it is right with
+# probability ½·Σ max(P, Q) = ½·(1 + TV), where TV = Σ (P − Q)⁺ is the total variation distance. That sum is the
+# hockey-stick divergence at ε = 0 (Balle, Barthe and Gaboardi 2018, arXiv 1807.01647v2, Section 2), so δ(0) of a
+# certified profile (`accounting.profile`) bounds it: at most ⌈50·(1 + δ(0))⌉ of 100 guesses are right. For one Gaussian
+# release of sensitivity 1, δ(0) = 2Φ(1/(2σ)) − 1 (Balle and Wang 2018, arXiv 1805.06530v2, Theorem 8 at ε = 0).
 #
-# Where the profile is confidential, the promise alone bounds it. Under (ε, δ), the rates a and b of the two errors
-# obey a
-# + e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776v4, Theorem 2.1). Their sum
-# gives
-# (a + b)/2 ≥ (1 − δ)/(1 + e^ε), so at most ⌈100·(e^ε + δ)/(1 + e^ε)⌉ guesses are right.
+# Where the profile is confidential, the promise alone bounds it. Under (ε, δ), the rates a and b of the two errors obey
+# a + e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776v4, Theorem 2.1). Their sum
+# gives (a + b)/2 ≥ (1 − δ)/(1 + e^ε), so at most ⌈100·(e^ε + δ)/(1 + e^ε)⌉ guesses are right.
 #
 # Every number is rounded up.
 

@@ -14,7 +14,7 @@ from itertools import islice
 from ..errors import RegistryError, RegistryRefusedError
 from . import cohorts, databases, verifier
 from .databases import AT_ONCE, SCHEMA, Database, database, rules
-from .requests import roles_script
+from .people import roles_script
 from .runs import CANCELLED, SETTLED
 
 #: Tables of roles.sql: their columns, and how a time is read.

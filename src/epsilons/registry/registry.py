@@ -25,7 +25,7 @@ from ..core.files import write_bytes
 from ..core.mechanism import FloatArray, IntArray
 from ..errors import EpsilonsError, RegistryError, RegistryRefusedError
 from ..planning import Plan
-from . import cohorts, copies, databases, people, requests, runs, verifier
+from . import cohorts, copies, databases, people, runs, verifier
 from .accounts import Accounts, accounts_of, again
 from .databases import SCHEMA, Database, check_name, create, database
 from .rosters import Pages, Roster, Table
@@ -220,7 +220,7 @@ class Registry:
 
         Raises RegistryError where roles.sql was not run.
         """
-        return requests.carry_out(self._database, progress)
+        return people.carry_out(self._database, progress)
 
     # -- runs --------------------------------------------------------------------------------------
 

@@ -24,13 +24,12 @@ from ..planning import Plan, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
 from . import population, sentences
-from .audited import Audited, audit_of
-from .audited import publish as what_to_publish
 from .load_run import RunRecord
 from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
-from .statements import About, Origins, Period, about_of, origins_of, period_of
+from .statements import About, Audited, Origins, Period, about_of, audit_of, origins_of, period_of
+from .statements import publish as what_to_publish
 
 SCHEMA = 2
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .arrow import pc, pyarrow, types
-from .table_files import UNSTATED, Marks
+from .table_files import UNSTATED, Marks, pc, pyarrow, types
 
 #: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
 DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"

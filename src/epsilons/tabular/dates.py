@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .arrow import pc, pyarrow, types
 from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
+from .table_files import pc, pyarrow, types
 
 Days = npt.NDArray[np.float64]
 

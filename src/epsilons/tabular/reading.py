@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .arrow import csv, parquet, pc, pyarrow, types
 from .cells import are_decimal, decimal, different, emptied, is_text
 from .table_files import (
     SEPARATORS,
@@ -18,10 +17,15 @@ from .table_files import (
     TextFile,
     check_is_file,
     count_quotes,
+    csv,
     is_decodable,
     is_parquet,
     not_utf8,
+    parquet,
+    pc,
+    pyarrow,
     text_file,
+    types,
     with_marks,
 )
 

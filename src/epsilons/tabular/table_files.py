@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import re
 import zlib
+from csv import Error, reader
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from ..errors import InputError
+from ..errors import InputError, Package
+
+# -- pyarrow, which is imported when a table is first read: it is in the extra `app`
+
+pyarrow, pc, types = Package("pyarrow"), Package("pyarrow.compute"), Package("pyarrow.types")
+csv, parquet = Package("pyarrow.csv"), Package("pyarrow.parquet")
+
 
 # -- What separates the cells of a text file, and what marks the decimals of its numbers: stated, or found by a rule
-#
 #
 # The rule looks at the first rows. A mark may separate the cells if it occurs in the first line, and if it cuts each of
 # these rows into as many cells as the first line. If exactly one mark does, it is the separator. Several marks are
@@ -77,8 +82,8 @@ def separator_of(start: str, path: Path, stated: Marks, error: type[InputError],
 def _rows(start: str, mark: str) -> list[list[str]]:
     """The first rows without blank lines; none if the file cannot be cut by this mark."""
     try:
-        rows = [row for _, row in zip(range(ROWS + 1), csv.reader(io.StringIO(start), delimiter=mark), strict=False)]
-    except csv.Error:
+        rows = [row for _, row in zip(range(ROWS + 1), reader(io.StringIO(start), delimiter=mark), strict=False)]
+    except Error:
         return []
     return [row for row in rows if row]
 

@@ -26,8 +26,7 @@ from . import checkpoints
 # -- Data sets that are read by column: DataFrames of pandas or polars, and dicts of tensors or arrays
 #
 # Alone, such a data set gives batches {name: (batch, …)}, as torch's default_collate makes of records that are dicts.
-# In
-# a tuple, (frame, series), a frame is the matrix of its columns.
+# In a tuple, (frame, series), a frame is the matrix of its columns.
 
 #: Kinds of arrays that become tensors: booleans, integers, floats.
 _NUMBERS = "biuf"

@@ -11,9 +11,8 @@ from __future__ import annotations
 from ...reporting.membership import MembershipResult
 from .analysis import paired
 from .attacking import attack
-from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
+from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack, Signals
 from .folder import draw
-from .signals import Signals
 
 __all__ = [
     "ATTACKS",

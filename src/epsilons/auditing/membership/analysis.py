@@ -13,8 +13,8 @@ from ...core.mechanism import FloatArray, Groups, IntArray
 from ...errors import InputError
 from ...planning import Plan
 from ...reporting.membership import Difference, Estimate, FoundAt, GroupAttack, GroupRow, MembershipResult, Power, Roc
+from .attacks import BoolArray, Float32Array, Signals
 from .outcomes import RATES, certified, over_targets, roc, student_quantile, target_auc
-from .signals import BoolArray, Float32Array, Signals
 
 # -- Test of whether groups differ, by relabeling records
 #

@@ -6,14 +6,102 @@ To add an attack: write a function `(signals) -> scores` in a new file, and add 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.nn.functional as F
 from scipy.special import digamma, polygamma
+from torch import Tensor
 
 from ...errors import InputError
-from .signals import BoolArray, Float32Array, Signals
+
+# -- What an attacker reads off a model: one number per record, in three forms, and the shadows they come from
+#
+#     margin  log p/(1 − p) of the true class (Carlini et al., "Membership Inference Attacks From First Principles",
+#             arXiv 2112.03570v2, section IV-C)
+#     raw     the logit of the true class, which the paper's own code attacks
+#     log_p   log p of the true class
+#
+# All three are computed from logits by logsumexp, so that a probability near 1 loses no bits.
+
+BoolArray = npt.NDArray[np.bool_]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """The signals of all shadow models. Every shadow is the target of all others.
+
+    member              (shadows, records) which records each shadow was trained on
+    margin, raw, log_p  (shadows, records) each
+    population          (shadows, population) log_p of records that no shadow was trained on; 0 columns without any
+    """
+
+    member: BoolArray = field(repr=False)
+    margin: Float32Array = field(repr=False)
+    raw: Float32Array = field(repr=False)
+    log_p: Float32Array = field(repr=False)
+    population: Float32Array = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.member.ndim != 2 or self.member.dtype != np.bool_:
+            raise InputError(
+                f"member has one row per shadow and one column per record, of type bool; got shape {self.member.shape} "
+                f"of type {self.member.dtype}."
+            )
+        for name in ("margin", "raw", "log_p"):
+            if getattr(self, name).shape != self.member.shape:
+                raise InputError(
+                    f"{name} must have the shape of member, {self.member.shape}; got {getattr(self, name).shape}."
+                )
+        if self.population.ndim != 2 or len(self.population) != len(self.member):
+            raise InputError(
+                f"population has one row per shadow, so {len(self.member)} rows; got shape {self.population.shape}."
+            )
+
+    def checked(self, name: str) -> Float32Array:
+        """The signal `name` ("margin", "raw", "log_p", "population") of two or more shadows, all numbers finite.
+
+        Raises InputError for a single shadow, which has no references, and for shadows that diverged in training.
+        """
+        values: Float32Array = getattr(self, name)
+        if len(values) < 2:
+            raise InputError(
+                f"Every shadow is attacked with the others as its references, so it takes 2 or more; got {len(values)}."
+            )
+        diverged = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(diverged):
+            raise InputError(
+                f"The signal {name} must be finite; got others for {len(diverged)} of {len(values)} "
+                f"shadows (the first is shadow {diverged[0]}). Their training diverged: lower the learning rate."
+            )
+        return values
+
+
+def read_signals(logits: Tensor, targets: Tensor) -> dict[str, Float32Array]:
+    """The three signals of each record, (…, records) each; logits (…, records, classes), targets (records,).
+
+    >>> read_signals(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))["margin"]
+    array([2., 0.], dtype=float32)
+    """
+    if logits.shape[-1] < 2:
+        raise InputError(f"Signals need the logits of 2 or more classes, got {logits.shape[-1]}.")
+    if logits.dim() == 2:
+        return _read_model(logits.detach(), targets.to(logits.device).long())
+    models = [read_signals(model, targets) for model in logits]  # one by one, because 64-bit copies of all are large
+    return {name: np.stack([model[name] for model in models]) for name in ("margin", "raw", "log_p")}
+
+
+def _read_model(logits: Tensor, targets: Tensor) -> dict[str, Float32Array]:
+    true = targets[:, None]
+    raw = logits.gather(-1, true)[:, 0].double()
+    others = logits.double().scatter(-1, true, -torch.inf).logsumexp(-1)
+    margin = raw - others
+    values = {"margin": margin, "raw": raw, "log_p": F.logsigmoid(margin)}
+    return {name: value.float().cpu().numpy() for name, value in values.items()}
+
 
 # -- The references of each target: count, mean and variance of a signal over the other shadows, in and out
 #
@@ -22,10 +110,8 @@ from .signals import BoolArray, Float32Array, Signals
 #
 # A target's references do not depend on the target's own coins: the target's number is subtracted from the sum over
 # members or from the sum over non-members, and what remains are sums over the other shadows. So without a signal a
-# score
-# is independent of the coin, if coins are independent. If instead exactly half of the shadows had each record, the
-# number
-# of references in and out would reveal the target's coin.
+# score is independent of the coin, if coins are independent. If instead exactly half of the shadows had each record,
+# the number of references in and out would reveal the target's coin.
 #
 # The same must hold to the last bit. Where shadows have equal signals, scores that should be equal would otherwise be
 # ordered by rounding, which depends on the coin: in a test without a signal the AUC was 10 standard errors from one
@@ -154,16 +240,14 @@ def _sums(rows: Iterable[tuple[FloatArray, FloatArray]], present: BoolArray) -> 
 #
 # Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership Inference Attacks From First Principles", arXiv 2112.03570v2.
 # The signal of a record is taken as normal, N(μ_in, σ_in²) over models trained with the record and N(μ_out, σ_out²)
-# over
-# models trained without it. Its score under a target is
+# over models trained without it. Its score under a target is
 #
 #     online   log N(s; μ_in, σ_in²) − log N(s; μ_out, σ_out²)     (Algorithm 1)
 #     offline  (s − μ_out)/σ_out, increasing in the paper's Pr[N(μ_out, σ_out²) < s], without references in
 #
 # A variance is the record's own, or fixed (the paper's global variance): one σ_in² and one σ_out² for all records,
-# pooled
-# about the means of each record. Fixed variances are better with few references. The signal is the margin; `lira_raw`
-# reads the logit of the true class instead.
+# pooled about the means of each record. Fixed variances are better with few references. The signal is the margin;
+# `lira_raw` reads the logit of the true class instead.
 #
 # Where references in or out are missing, or fewer than the 2 that an own variance needs, the score is 0: no evidence.
 
@@ -210,10 +294,9 @@ def _log_density(value: FloatArray, mean: FloatArray, variance: FloatArray | flo
 # -- Shrunk LiRA: the online likelihood ratio with few references, by empirical Bayes. It is ours, and the default
 #
 # With 60 references a record's own variance and its own shift (mean in minus mean out) are mostly noise, and one
-# variance
-# for all records (Carlini et al., arXiv 2112.03570v2) is wrong for most. Both are shrunk here: the estimate of each
-# record moves towards the mean over records, the further the noisier it is. For one record under one target, with n_in
-# and n_out references, means m_in and m_out, and s² the variance about them, on ν = n_in + n_out − 2 degrees of
+# variance for all records (Carlini et al., arXiv 2112.03570v2) is wrong for most. Both are shrunk here: the estimate of
+# each record moves towards the mean over records, the further the noisier it is. For one record under one target, with
+# n_in and n_out references, means m_in and m_out, and s² the variance about them, on ν = n_in + n_out − 2 degrees of
 # freedom:
 #
 # 1. Scale, one for in and out. If signals are normal with variance σ², then ℓ = log s² − ψ(ν/2) + log(ν/2) has mean
@@ -236,9 +319,8 @@ def _log_density(value: FloatArray, mean: FloatArray, variance: FloatArray | flo
 #
 #        δ·(x − (½ − r)·δ)
 #
-# g, A, μ, B are moments over all records of one target's references, so they do not depend on the target either.
-# Where a
-# record has no usable estimate (ν = 0, s² = 0, or no reference of one kind), it gets the mean over records.
+# g, A, μ, B are moments over all records of one target's references, so they do not depend on the target either. Where
+# a record has no usable estimate (ν = 0, s² = 0, or no reference of one kind), it gets the mean over records.
 
 
 def _shrunk(own: FloatArray, inside: Moments, outside: Moments) -> FloatArray:
@@ -283,9 +365,8 @@ def shrink(estimate: FloatArray, noise: FloatArray, usable: BoolArray) -> FloatA
 # -- RMIA, the robust membership inference attack, on every shadow as the target of all others
 #
 # Zarifzadeh, Liu, Shokri, "Low-Cost High-Power Membership Inference Attacks", arXiv 2312.03262v3. A record x is
-# compared
-# with records z of a population that no model was trained on. With p the target's probability of the true class and p̄
-# its mean over reference models, the score is the share of the population with
+# compared with records z of a population that no model was trained on. With p the target's probability of the true
+# class and p̄ its mean over reference models, the score is the share of the population with
 #
 #     (p(x)/p̄(x)) / (p(z)/p̄(z)) ≥ γ
 #
@@ -295,9 +376,8 @@ def shrink(estimate: FloatArray, noise: FloatArray, usable: BoolArray) -> FloatA
 # γ is 1 here: under one target the score is a monotone function of p(x)/p̄(x) whatever γ is, so γ only moves the
 # threshold. For the same reason the population does not change the order of records under one target, and makes the
 # scores of different targets comparable. A share has ties, without which no false positive rate below 1/population
-# could
-# be measured: the share is therefore interpolated linearly in log(p/p̄) between the population's records, and continues
-# with slope 1 beyond them. p is the plain softmax probability.
+# could be measured: the share is therefore interpolated linearly in log(p/p̄) between the population's records, and
+# continues with slope 1 beyond them. p is the plain softmax probability.
 #
 # The offline constant a is not tuned on the target: it is (1 − p in)/(1 − p out), each averaged over records, among the
 # target's references.

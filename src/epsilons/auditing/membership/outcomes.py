@@ -16,15 +16,14 @@ from ...accounting.profile import Profile
 from ...core.mechanism import FloatArray, IntArray, SampledGaussian
 from ...planning import Plan
 from ...reporting.membership import Estimate, Roc
-from .signals import BoolArray, Float32Array
+from .attacks import BoolArray, Float32Array
 
 # -- AUC of every target, and intervals over targets
 #
 # The AUC of a target is the Mann-Whitney statistic of its members' scores against those of its non-members, with
-# midranks
-# for ties (Hanley and McNeil, Radiology 143 (1982) 29-36). Coins are independent between targets, so the AUCs of
-# targets
-# give an interval for the mean, for these records. `intervals` adds what another sample of records would change.
+# midranks for ties (Hanley and McNeil, Radiology 143 (1982) 29-36). Coins are independent between targets, so the AUCs
+# of targets give an interval for the mean, for these records. `intervals` adds what another sample of records would
+# change.
 
 #: The confidence of all intervals.
 CONFIDENCE = 0.95
@@ -127,8 +126,7 @@ def clopper_pearson(
 #
 # Weights are Exponential(1) with mean and variance 1 (Rubin, "The Bayesian Bootstrap", Annals of Statistics 9 (1981)
 # 130-134), so no replicate is empty. Scores are replaced by their positions among thresholds at RATES, so a replicate
-# is
-# a product of matrices, and its cost does not grow with the number of scores.
+# is a product of matrices, and its cost does not grow with the number of scores.
 
 #: False-positive rates at which the ROC is evaluated: eight in each power of ten up to .1, then every .05.
 RATES: FloatArray = np.concatenate([10.0 ** (np.arange(-40, -7) / 8), np.arange(15, 91, 5) / 100])

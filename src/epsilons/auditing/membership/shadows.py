@@ -37,14 +37,13 @@ from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer
 from ...training.validation import groups_of
 from ..stacked import MemberDraws, train_stacked
-from .signals import BoolArray, Signals, read_signals
+from .attacks import BoolArray, Signals, read_signals
 
 # -- One block of shadow models: who is in, how they are trained, and what is read off them
 #
 # A shadow is a function of (seed, its number): its coins, its key, and the common start. All arms of a comparison have
 # the same coins and keys, so they can be compared shadow by shadow. A block is trained in one thread, so a repeated
-# block
-# has the same bits.
+# block has the same bits.
 #
 #     stacked  64 shadows as one batched program (auditing/stacked.py)
 #     alone    one shadow by `fit`, on its members. A record that is out contributes nothing, and so does a record that

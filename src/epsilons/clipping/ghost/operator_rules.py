@@ -170,8 +170,7 @@ def same_axis(batch: BatchAxis, before: Shape, after: Shape, mixed: Sequence[int
 # Inputs that want no gradient may get any entry: `propagate` removes it.
 #
 # Each rule has the signature `batch_axis.Rule`. Inputs that want no gradient may get any entry: `rules.propagate`
-# removes
-# it.
+# removes it.
 
 # -- products -----------------------------------------------------------------------------------------------
 
@@ -283,8 +282,7 @@ def recurrent(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
 # -- Rules for operators without weights: entry by entry, views, reductions, and parts of tensors
 #
 # Each rule has the signature `batch_axis.Rule`. Inputs that want no gradient may get any entry: `rules.propagate`
-# removes
-# it.
+# removes it.
 
 
 def elementwise(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:

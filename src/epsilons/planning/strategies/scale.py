@@ -65,10 +65,9 @@ def _plan(
 
 # -- Many different budgets: they are rounded down to at most 1,000, planned for, and expanded to all groups again
 #
-# A group is treated like the strictest of its neighbours within about a thousandth, so no group exceeds its budget
-# and a
-# looser budget never gets less. The resulting plan is verified group by group. Where all groups share a delta, rounding
-# leaves at most ln(loosest/strictest)/1000 of a budget unused.
+# A group is treated like the strictest of its neighbours within about a thousandth, so no group exceeds its budget and
+# a looser budget never gets less. The resulting plan is verified group by group. Where all groups share a delta,
+# rounding leaves at most ln(loosest/strictest)/1000 of a budget unused.
 
 MOST_LEVELS = 1000
 #: More distinct deltas than this are rounded down, too.

@@ -18,9 +18,9 @@ from ...data.tables import ROW, record_inputs
 from ...errors import DataError
 from ...ledger.model_file import ImageInputs, ModelFile, TableInputs
 from ...tabular import UNSTATED, Marks
-from ...tabular.arrow import pyarrow, types
 from ...tabular.cells import Unread
 from ...tabular.reading import read_parts, slices
+from ...tabular.table_files import pyarrow, types
 from ..features import FixedFeatures
 
 # -- The table to predict, in parts of bounded size: a file, a pyarrow.Table, a dict of columns, or a DataFrame
