@@ -71,9 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the slow tests: to skip thousands of them one by one takes a quarter of a minute."""
     if config.getoption("--slow"):
         return
-    slow = [item for item in items if "slow" in item.keywords]
+    # Keywords would also hold the name of the folder of the repository.
+    slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if "slow" not in item.keywords]
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_collection_finish() -> None:

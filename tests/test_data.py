@@ -18,9 +18,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from epsilons import data
 from epsilons.budgets.budgets import Budgets
 from epsilons.data import sources, windows
-from epsilons.data.images import image_table
+from epsilons.data.images import image_table, is_image_table
 from epsilons.data.sources import tensors
-from epsilons.data.tables import Features, table
+from epsilons.data.tables import Columns, Features, table
 from epsilons.errors import BudgetError, DataError
 from epsilons.tabular import read_table
 from epsilons.tabular.dates import DateRule, days
@@ -41,7 +41,7 @@ ROWS = """id,age,gain,town,job,label,epsilon
 
 def read(text: str, folder: Path, features: Features = FEATURES, classes=("no", "yes")) -> data.Source:
     (folder / "people.csv").write_text(text)
-    return table(folder / "people.csv", "training data", "label", classes, features, {"epsilon": "[budgets]"})
+    return table(folder / "people.csv", "training data", classes, Columns("label", features, {"epsilon": "[budgets]"}))
 
 
 def test_a_table_becomes_inputs_by_the_stated_rules(tmp_path):
@@ -69,21 +69,21 @@ def test_no_record_changes_the_inputs_of_another(tmp_path):
 def test_csv_and_parquet_hold_the_same_records(tmp_path):
     from_csv = read(ROWS, tmp_path)
     parquet.write_table(from_csv.table, tmp_path / "people.parquet")
-    again = table(
-        tmp_path / "people.parquet", "training data", "label", ("no", "yes"), FEATURES, {"epsilon": "[budgets]"}
-    )
+    columns = Columns("label", FEATURES, {"epsilon": "[budgets]"})
+    again = table(tmp_path / "people.parquet", "training data", ("no", "yes"), columns)
     np.testing.assert_array_equal(from_csv.arrays.inputs, again.arrays.inputs)
 
 
 def test_a_number_to_predict_keeps_its_size_or_is_scaled_by_stated_bounds(tmp_path):
     text = ROWS.replace("label", "height").replace("yes", "1.5").replace("no,", "2.5,").replace("norththing", "")
     (tmp_path / "people.csv").write_text(text)
-    arguments = (tmp_path / "people.csv", "training data", "height", None)
+    arguments = (tmp_path / "people.csv", "training data", None)
     np.testing.assert_allclose(
-        table(*arguments, FEATURES, {"epsilon": "[budgets]"}).arrays.targets[:, 0], [1.5, 2.5, 1.5, 2.5]
+        table(*arguments, Columns("height", FEATURES, {"epsilon": "[budgets]"})).arrays.targets[:, 0],
+        [1.5, 2.5, 1.5, 2.5],
     )
     scaled = Features({**FEATURES.numeric, "height": (0.0, 5.0, False)}, FEATURES.categorical, FEATURES.drop)
-    source = table(*arguments, scaled, {"epsilon": "[budgets]"})
+    source = table(*arguments, Columns("height", scaled, {"epsilon": "[budgets]"}))
     np.testing.assert_allclose(source.arrays.targets[:, 0], [-0.4, 0, -0.4, 0], atol=1e-7)
     assert source.arrays.inputs.shape[1] == 12  # the target is no input
     assert source.classes is None
@@ -134,7 +134,7 @@ LISTED = Features(categorical={"smoker": ("true", "false"), "code": ("007", "8")
 
 def test_categories_are_compared_as_they_are_written(tmp_path):
     (tmp_path / "a.csv").write_text("smoker,code,band,label\ntrue,007,1.50,no\nfalse,8,2,yes\n")
-    inputs = table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), LISTED, []).arrays.inputs
+    inputs = table(tmp_path / "a.csv", "training data", ("no", "yes"), Columns("label", LISTED)).arrays.inputs
     np.testing.assert_array_equal(inputs[:, :4], [[1, 0, 1, 0], [0, 1, 0, 1]])
 
 
@@ -152,7 +152,9 @@ def test_a_column_s_type_in_parquet_does_not_move_its_categories(tmp_path):
     for bands in ([1, 2, 1], [1.0, 2.0, None]):
         columns = {"band": bands, "town": bands, "on": [True, False, True], "label": ["no", "yes", "no"]}
         parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-        made.append(table(tmp_path / "a.parquet", "training data", "label", ("no", "yes"), features, []).arrays.inputs)
+        made.append(
+            table(tmp_path / "a.parquet", "training data", ("no", "yes"), Columns("label", features)).arrays.inputs
+        )
     np.testing.assert_array_equal(made[0][:2], made[1][:2])
     assert made[0][:, :2].sum() == 3
     np.testing.assert_array_equal(made[0][:, -2:], [[1, 0], [0, 1], [1, 0]])
@@ -164,7 +166,7 @@ def test_one_record_s_cell_does_not_change_how_the_others_are_read(other, tmp_pa
     features, made = Features(categorical={"band": ("1", "2"), "on": ("true", "false")}), []
     for last in ("1", other):
         (tmp_path / "a.csv").write_text(f"band,on,label\n1.0,True,no\n2,false,yes\n{last},{last},no\n")
-        made.append(table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, []).arrays.inputs)
+        made.append(table(tmp_path / "a.csv", "training data", ("no", "yes"), Columns("label", features)).arrays.inputs)
     np.testing.assert_array_equal(made[0][:2], made[1][:2])
     np.testing.assert_array_equal(made[0][:2], [[1, 0, 1, 0], [0, 1, 0, 1]])
 
@@ -173,7 +175,7 @@ def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("smoker,label\n" + "yes,no\nno,yes\n" * 10)
     features = Features(categorical={"smoker": ("Yes", "No")}, texts=("smoker",))
     with pytest.raises(DataError, match=r"None of the 20 cells of column 'smoker' .*'Yes', 'No'.* Spell them"):
-        table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, [])
+        table(tmp_path / "a.csv", "training data", ("no", "yes"), Columns("label", features))
 
 
 def test_undeclared_classes_are_refused_before_the_data_are_read(tmp_path, monkeypatch):
@@ -518,3 +520,10 @@ def test_strangers_are_no_training_records(one: Dataset, other: Dataset) -> None
 def test_columns_that_do_not_count_are_left_out() -> None:
     assert not shares_records(rows(0, 50, epsilon=1.0), [{"epsilon": 1.0, "pixels": n} for n in range(50)], ["epsilon"])
     assert shares_records(rows(0, 50, epsilon=1.0), rows(0, 50, epsilon=2.0), ["epsilon"])
+
+
+def test_a_parquet_file_with_a_name_that_is_no_text_holds_no_images(tmp_path):
+    file = tmp_path / "own.parquet"
+    parquet.write_table(pyarrow.table({"abcdef": [1]}), file)
+    file.write_bytes(file.read_bytes().replace(b"abcdef", b"ab\xbedef"[:6]))
+    assert not is_image_table(file)

@@ -20,7 +20,7 @@ import torch
 import epsilons
 from epsilons import Budgets, Plan, Recipe, errors, models, plan
 from epsilons.configs.config_file import read_config
-from epsilons.data.tables import Features, table
+from epsilons.data.tables import Columns, Features, table
 from epsilons.errors import UNPRINTABLE, BudgetError, EpsilonsError, EpsilonsWarning, json_text, printable
 from epsilons.planning import STRATEGIES
 from epsilons.registry.registry import Registry
@@ -178,10 +178,10 @@ def test_messages_name_columns_and_files_without_control_characters(tmp_path, na
         lambda: Budgets.from_csv(file, column=name, tiers={name + "!": 1.0, "b": 2.0}),
         lambda: Budgets.from_csv(file.with_suffix(".gone")),
         lambda: Budgets.from_csv(file.with_name("gone" + as_file(name) + ".csv")),
-        lambda: table(file, name, "x", None, Features({}, {name: [name + "?"]}), []),
-        lambda: table(file, name, name, ["b"], Features({"x": (0.0, 1.0, False)}), []),
-        lambda: table(file, name, "x", None, Features(), []),
-        lambda: table(file, name, name + "x", None, Features(), []),
+        lambda: table(file, name, None, Columns("x", Features({}, {name: [name + "?"]}))),
+        lambda: table(file, name, ["b"], Columns(name, Features({"x": (0.0, 1.0, False)}))),
+        lambda: table(file, name, None, Columns("x")),
+        lambda: table(file, name, None, Columns(name + "x")),
         lambda: Plan.load(file),
         lambda: epsilons.report(file),
         lambda: epsilons.report(file.with_name(as_file(name))),

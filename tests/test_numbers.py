@@ -12,7 +12,7 @@ from epsilons import Budgets, Recipe, plan
 from epsilons.cli.options import parse_groups, parse_options, parse_shares, parse_tiers
 from epsilons.configs.config_file import read_config
 from epsilons.data.infer import guess_table
-from epsilons.data.tables import Features, table
+from epsilons.data.tables import Columns, Features, table
 from epsilons.errors import BudgetError, DataError, InputError, PlanError
 from epsilons.tabular import decimal
 
@@ -66,7 +66,7 @@ def test_decimals_are_read_as_they_are(tmp_path, text):
     (tmp_path / "w.csv").write_text(f"epsilon\n{text}\n 3 \n")
     assert sorted(Budgets.from_csv(tmp_path / "w.csv").epsilons) == sorted({float(text), 3.0})
     (tmp_path / "t.csv").write_text(f"age,label\n{text},a\n3,b\n")
-    source = table(tmp_path / "t.csv", "data", "label", ["a", "b"], Features({"age": (0.0, 1e20, False)}), [])
+    source = table(tmp_path / "t.csv", "data", ["a", "b"], Columns("label", Features({"age": (0.0, 1e20, False)})))
     assert source.arrays.inputs[0, 0] == np.float32(2 * (float(text) / 1e20) - 1)
 
 
@@ -88,7 +88,7 @@ def test_a_cell_that_is_no_decimal_is_named_by_row_and_column_and_not_quoted(tmp
     for features, target, classes in (({"age": (0.0, 9.0, False)}, "label", ["a", "b"]), ({}, "age", None)):
         declared = Features(features, {"label": 2} if not classes else {})
         with pytest.raises(DataError, match="not numbers"):
-            table(tmp_path / "t.csv", "data", target, classes, declared, [])
+            table(tmp_path / "t.csv", "data", classes, Columns(target, declared))
 
 
 @pytest.mark.parametrize("text", sorted({*NONE} - {"1,5", "1%", "1\u00a0"}))  # a list, a share, and a space at an end
@@ -144,7 +144,7 @@ def test_empty_cells_are_empty(tmp_path):
         with pytest.raises(BudgetError, match=r"1 of 2 cells .* empty or NaN"):
             Budgets.from_csv(tmp_path / "w.csv")
         (tmp_path / "t.csv").write_text(f"age,label\n9,a\n{nothing},b\n")
-        source = table(tmp_path / "t.csv", "data", "label", ["a", "b"], Features({"age": (0.0, 9.0, False)}), [])
+        source = table(tmp_path / "t.csv", "data", ["a", "b"], Columns("label", Features({"age": (0.0, 9.0, False)})))
         assert source.arrays.inputs[:, 0].tolist() == [1.0, 0.0]
 
 

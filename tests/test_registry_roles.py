@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import program
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, Roster, databases, evidence, requests
+from epsilons.registry import Registry, Roster, databases, evidence, people
 from epsilons.registry.databases import _hash
 from epsilons.registry.people import NO_NUMBER_LEFT, REPLACED, carry_out, on_grid
 from registries import FORTY as IDS
@@ -387,7 +387,7 @@ def test_stated_budgets_become_wishes_on_the_grid(fresh_house):
 
 def test_requests_leave_half_of_the_numbers_of_wishes_to_officers(fresh_house, monkeypatch):
     known = fresh_house.sql("owner", "select count(*) from wish")[0][0]
-    monkeypatch.setattr(requests, "MOST_WISHES", known + 1)
+    monkeypatch.setattr(people, "MOST_WISHES", known + 1)
     state(fresh_house, "sue", 2)
     state(fresh_house, "sam", 5)
     with fresh_house.registry("otto") as registry:
@@ -404,7 +404,7 @@ def test_requests_leave_half_of_the_numbers_of_wishes_to_officers(fresh_house, m
 
 
 def test_of_an_old_backlog_only_the_newest_request_per_subject_counts(fresh_house, monkeypatch):
-    monkeypatch.setattr(requests, "REPLACED_AT_ONCE", 70)
+    monkeypatch.setattr(people, "REPLACED_AT_ONCE", 70)
     fresh_house.sql("owner", OLD)
     with connect(fresh_house, "sue") as sue:
         sue.execute(MANY, [200])
@@ -421,7 +421,7 @@ def test_of_an_old_backlog_only_the_newest_request_per_subject_counts(fresh_hous
     applied = [row[0] for row in fresh_house.sql("sue", "select applied from request order by id")]
     assert applied[:-1] == [REPLACED] * 199
     assert applied[-1] > 0
-    fresh_house.sql("owner", requests.roles_script())
+    fresh_house.sql("owner", people.roles_script())
     with connect(fresh_house, "sue") as sue, pytest.raises(psycopg.errors.UniqueViolation):
         sue.execute(MANY, [2])
 
@@ -430,13 +430,13 @@ def test_running_the_roles_again_closes_an_old_backlog_itself(fresh_house):
     fresh_house.sql("owner", OLD)
     with connect(fresh_house, "sue") as sue:
         sue.execute(MANY, [20])
-    fresh_house.sql("owner", requests.roles_script())
+    fresh_house.sql("owner", people.roles_script())
     assert fresh_house.sql("sue", "select count(*) from request where applied is null") == [(1,)]
     assert fresh_house.sql("sue", "select epsilon from request where applied is null") == [(1 + 20 / 100000.0,)]
 
 
 def test_batches_are_transactions_of_their_own_and_an_interrupted_call_is_repeated(fresh_house, monkeypatch):
-    monkeypatch.setattr(requests, "BATCH", 3)
+    monkeypatch.setattr(people, "BATCH", 3)
     fresh_house.sql("owner", "insert into request (role, epsilon, delta) select 'r' || n, 2 + n % 2, 1e-5 "
                        "from generate_series(10, 19) n")  # fmt: skip
     fresh_house.sql("owner", "insert into subject select 'r' || n, n from generate_series(10, 19) n")

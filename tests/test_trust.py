@@ -180,6 +180,15 @@ def test_hostile_files_end_in_one_line_or_in_an_answer(kind, genuine, tmp_path):
     assert codes - {0}, "no mutation was noticed"
 
 
+#: Each once filled a terminal with what the file holds.
+LONG = [("model.json", 265), ("list of people", 283)]
+
+
+@pytest.mark.parametrize(("kind", "seed"), LONG)
+def test_a_message_shows_the_beginning_and_the_end_of_what_is_long(kind, seed, genuine, tmp_path):
+    assert examine(kind, seed, genuine, tmp_path) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_hostile_files_end_in_one_line_or_in_an_answer(kind, genuine, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -432,7 +433,7 @@ def _plan(records: int) -> tuple[epsilons.Budgets, epsilons.Plan]:
 
 
 def _train(
-    which: str, case: Case, inputs: tuple[Tensor, ...], targets: Tensor, counts: Tensor, largest: int | None
+    which: str, case: Case, inputs: tuple[Tensor, ...], targets: Tensor, counts: Tensor, largest: Any
 ) -> list[Tensor]:
     model = copy.deepcopy(case.model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
@@ -454,7 +455,7 @@ def _train(
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("largest", share([3, None, 1], every=3))
+@pytest.mark.parametrize("largest", share([3, "auto", 1], every=3))
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize(
     "name", share(["two layers", "conv", "lstm, last output", "time-first lstm", "gate", "attention"], every=2)

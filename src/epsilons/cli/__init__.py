@@ -16,6 +16,8 @@ from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning, app_packages, printable
 
 INTERRUPTED = 130
+#: Characters of the beginning and of the end of a long message that are shown.
+SHOWN = 1000
 
 #: The base of typer's errors about arguments. It is a class of click, which newer versions of typer bundle.
 _UsageError: Any = typer.BadParameter.__mro__[2]
@@ -131,7 +133,10 @@ def main() -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     without_password = re.sub(r"://[^/\s]*@", "://…@", message)  # a URL that an argument repeats
-    print(f"epsilons: {printable(without_password)}", file=sys.stderr)
+    text = printable(without_password)
+    if len(text) > 2 * SHOWN:  # it names what a damaged file holds
+        text = f"{text[:SHOWN]} … {text[-SHOWN:]}"
+    print(f"epsilons: {text}", file=sys.stderr)
     sys.exit(code)
 
 

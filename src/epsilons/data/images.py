@@ -115,7 +115,7 @@ def is_image_table(path: Path) -> bool:
         return False
     try:
         schema = parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError):
+    except (pyarrow.ArrowException, OSError, ValueError):  # ValueError: names that are no UTF-8
         return False
     return any(_holds_images(schema.field(name).type) for name in IMAGE_COLUMNS if name in schema.names)
 
