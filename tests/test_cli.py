@@ -49,6 +49,11 @@ def test_plan_as_json_is_the_saved_plan_and_has_the_documented_keys(tmp_path):
     assert {"noise_std", "expected_batch"} <= set(values) & set(values["phases"][0])
 
 
+def test_a_plan_is_not_saved_under_the_name_of_a_page(tmp_path):
+    outcome = epsilons("plan", *SHARES, *RECIPE, "-o", "plan.html")
+    assert (outcome.code, "--html plan.html" in outcome.err, list(tmp_path.iterdir())) == (2, True, [])
+
+
 def test_planning_imports_no_torch_in_a_process_of_its_own():
     code = f"import sys; from epsilons.cli import app; app({['plan', *SHARES, *RECIPE]}, standalone_mode=False); "
     code += "assert 'epsilons.planning' in sys.modules; assert 'torch' not in sys.modules"

@@ -73,6 +73,8 @@ def plan_command(
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
         asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
+    if flags.output and flags.output.suffix == ".html":
+        raise InputError(f"-o saves the plan itself, as JSON or as a folder. For its page: --html {flags.output}.")
     if flags.html:
         check_replaceable(flags.html)
     plan = asked.plan()
