@@ -86,7 +86,7 @@ def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, m
     monkeypatch.setattr(summing, "SINGLE", single)
     monkeypatch.setattr(conv, "MOST_LINES", most_lines)
     monkeypatch.setattr(summing, "NARROWEST", 1)
-    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr(conv, "VALUES_AT_ONCE", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
     monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
@@ -556,7 +556,7 @@ PATHS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(summing.VALUES_AT_ONCE, "cpu", GROUP * LEFT * RIGHT)
+    monkeypatch.setattr(summing, "VALUES_AT_ONCE", GROUP * LEFT * RIGHT)
 
 
 def sides(records: int, time: int) -> tuple[Tensor, Tensor, Tensor]:

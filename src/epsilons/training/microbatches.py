@@ -8,6 +8,7 @@ computed in another way for them. Without persons, each record is a person of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clipping import Engine, NonFiniteGradientError
+from ..clipping.summing import groups_of
 from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
@@ -302,17 +304,20 @@ class Clipper:
     ) -> None:
         self._engine, self._plan, self._group, self._relaid = engine, plan, group, relaid
         self._device = parameters[0].device
+        self._usual = 1  # persons in a physical batch
         engine.attach(model, parameters)
 
-    def begin(self, issued: Issued) -> None:
-        """Before the forward pass."""
+    def begin(self, issued: Issued, largest: int) -> None:
+        """Before the forward pass. largest: rows of a physical batch, at most"""
+        self._usual = usual(self._plan.phases[issued.physical.phase].expected_batch, largest)
         self._engine.begin(len(issued.indices))
 
     def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
-        if issued.readings.is_of_records:
-            return self._engine.clipped_sum(losses, *self._bounds(issued))
-        return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
+        with groups_of(self._usual):
+            if issued.readings.is_of_records:
+                return self._engine.clipped_sum(losses, *self._bounds(issued))
+            return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""
@@ -327,3 +332,13 @@ class Clipper:
         """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
         lay_out(self._relaid, torch.contiguous_format)
+
+
+def usual(expected: float, largest: int) -> int:
+    """The records in most physical batches, at most. By public numbers alone: those expected in a draw, and the limit.
+
+    >>> usual(32, 512), usual(1000, 512), usual(1000, 8)
+    (55, 512, 8)
+    """
+    part = expected / max(1, math.ceil(expected / largest))
+    return min(largest, math.ceil(part + 4 * math.sqrt(part)))

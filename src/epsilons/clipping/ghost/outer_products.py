@@ -5,15 +5,18 @@ Gram matrices are the inner products of the rows of each side.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...core.modules import is_on_cpu
 from .. import summing
 from ..engine import Persons, SizeGroup
 from .graph import Trace
@@ -23,7 +26,9 @@ from .per_sample_grads import (
     PRODUCTS_AT_ONCE,
     ClippableGrad,
     DenseGrad,
+    Form,
     GramBound,
+    Grams,
     PerSampleGrad,
     blanked,
     gram_bound,
@@ -56,11 +61,9 @@ class ProductSide:
         """(records, time, time) 64-bit: inner products of the rows. in_64_bits: whether they are multiplied so, too"""
         if in_64_bits not in self._grams:
             tensor = self.tensor.double() if in_64_bits else self.tensor
-            parts = torch.split(tensor, max(1, tensor.shape[2]) if in_64_bits else PRODUCTS_AT_ONCE, dim=2)
-            total = torch.bmm(parts[0], parts[0].mT).double()
-            for part in parts[1:]:
-                total += torch.bmm(part, part.mT)
-            self._grams[in_64_bits] = total
+            self._grams[in_64_bits] = _inner_products(
+                tensor, max(1, tensor.shape[2]) if in_64_bits else PRODUCTS_AT_ONCE
+            )
         return self._grams[in_64_bits]
 
     def merged(self, group: SizeGroup) -> ProductSide:
@@ -68,6 +71,22 @@ class ProductSide:
         if group not in self._merged:
             self._merged[group] = ProductSide(group.split(self.tensor).flatten(1, 2))
         return self._merged[group]
+
+
+def _inner_products(rows: Tensor, width: int) -> Tensor:
+    """(records, time, time) 64-bit: inner products of the rows, added from parts of so many features."""
+    records, time, features = rows.shape
+    at_once = 1 if is_on_cpu(rows) else max(1, summing.MOST_AT_ONCE // max(1, records * time * time))
+    if at_once > 1 and features > width:  # several parts side by side
+        rows = F.pad(rows, (0, -features % width)).view(records, time, -1, width).transpose(1, 2)
+        parts = (part.reshape(-1, time, width) for part in torch.split(rows, at_once, 1))
+        products = (torch.bmm(part, part.mT).view(records, -1, time, time) for part in parts)
+        return torch.stack([product.sum(1, dtype=torch.float64) for product in products]).sum(0)
+    first, *others = torch.split(rows, width, dim=2)
+    total = torch.bmm(first, first.mT).double()
+    for part in others:
+        total += torch.bmm(part, part.mT)
+    return total
 
 
 class OuterProductGrad:
@@ -136,23 +155,45 @@ class OuterProductGrad:
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_dense:
-            return self.in_shape(summing.added(self.rows, factor))
+            rows, form = self.entries
+            return form.of(summing.added(rows, factor))
         return self.in_shape(weighted_products(self.left.tensor, self.right.tensor, factor, self.cancelling))
+
+    @property
+    def holder(self) -> OuterProductGrad:
+        """Which gradient keeps the norms from Gram matrices."""
+        return self
+
+    @property
+    def has_no_bound(self) -> bool:
+        return self._bound is None
 
     @property
     def bound(self) -> GramBound:
         """The norms from Gram matrices, once; in 64 bits for the records that need it."""
         if self._bound is None:
-            time, k, p = self._sizes
-            a, g = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
-            gram_dtype = torch.float64 if self.gram_in_64_bits else self._dtype
-            bound = gram_bound(a, g, k, p, gram_dtype, self._product_error)
-            for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
-                norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
-                left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
-                bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
-            self._bound = bound
+            _set_bounds([self])
+            assert self._bound is not None
         return self._bound
+
+    def set_bound(self, bound: GramBound) -> None:
+        """The norms from Gram matrices. Those of records that need it are computed in 64 bits here."""
+        time, k, p = self._sizes
+        for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
+            norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
+            left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
+            bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
+        self._bound = bound
+
+    @property
+    def gram_dtype(self) -> torch.dtype:
+        """What inner products are multiplied in."""
+        return torch.float64 if self.gram_in_64_bits else self._dtype
+
+    def grams(self) -> Grams:
+        _, k, p = self._sizes
+        a, g = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
+        return Grams(a, g, k, p, self._product_error)
 
     @property
     def squared_lengths(self) -> Tensor:
@@ -178,6 +219,11 @@ class OuterProductGrad:
         if self._rows is None:
             self._rows = summing.products_of_all(self.left.tensor, self.right.tensor).flatten(1)
         return self._rows
+
+    @property
+    def entries(self) -> tuple[Tensor, Form]:
+        """As of DenseGrad."""
+        return self.rows, Form(self.shape, self.axes)
 
     def dense(self) -> DenseGrad:
         rows = self.rows.view(-1, *self.shape)
@@ -219,10 +265,10 @@ class OuterProductsBySize:
     """
 
     def __init__(self, rows: OuterProductGrad, persons: Persons, parts: Sequence[OuterProductGrad]) -> None:
-        self._rows, self._persons, self._parts = rows, persons, parts
+        self._rows, self._persons, self.parts = rows, persons, parts
 
     def squared_norm(self) -> Tensor:
-        own = [part.squared_norm() for part in self._parts]
+        own = [part.squared_norm() for part in self.parts]
         total = own[0].new_empty(self._persons.count)
         for group, squared in zip(self._persons.groups, own, strict=True):
             total[group.places] = squared
@@ -232,7 +278,7 @@ class OuterProductsBySize:
         by_row = factor.new_zeros(len(self._persons.owner))
         together: list[Tensor | None] = []  # rows of products in 64 bits: one product for persons of all sizes
         sums: list[Tensor] = []
-        for group, part in zip(self._persons.groups, self._parts, strict=True):
+        for group, part in zip(self._persons.groups, self.parts, strict=True):
             own = group.of(factor)
             if not part.is_product_in_64_bits:
                 sums.append(part.weighted(own))
@@ -248,14 +294,37 @@ class OuterProductsBySize:
     def _product(self, by_row: Tensor, together: Sequence[Tensor | None]) -> Tensor:
         """Σ factor·product over these rows."""
         left, right = self._rows.left.tensor, self._rows.right.tensor
-        if len(together) < len(self._parts):
+        if len(together) < len(self.parts):
             chosen = torch.cat([rows for rows in together if rows is not None])
             left, right, by_row = (t.index_select(0, chosen) for t in (left, right, by_row))
         return self._rows.in_shape(summing.products(left, right, by_row))
 
     def blank(self, keep: Tensor) -> OuterProductsBySize:
-        parts = [part.blank(group.of(keep)) for group, part in zip(self._persons.groups, self._parts, strict=True)]
+        parts = [part.blank(group.of(keep)) for group, part in zip(self._persons.groups, self.parts, strict=True)]
         return OuterProductsBySize(self._rows.blank(keep[self._persons.owner]), self._persons, parts)
+
+
+def set_bounds(grads: Iterable[ClippableGrad]) -> None:
+    """The norms from Gram matrices of all of these gradients together."""
+    parts = itertools.chain.from_iterable(
+        grad.parts if isinstance(grad, OuterProductsBySize) else [grad] for grad in grads
+    )
+    matrices = [grad for grad in parts if isinstance(grad, OuterProductGrad) and grad.uses_grams]
+    if missing := [grad.holder for grad in matrices if grad.holder.has_no_bound]:
+        _set_bounds(missing)
+
+
+def _set_bounds(matrices: Sequence[OuterProductGrad]) -> None:
+    """One read tells whether any record of any matrix cancels. Those with one number of rows share kernels."""
+    alike: dict[Any, list[OuterProductGrad]] = {}
+    for grad in matrices:
+        alike.setdefault((*grad.left.tensor.shape[:2], grad.gram_dtype), []).append(grad)
+    bounds = [gram_bound([grad.grams() for grad in some], dtype) for (_, _, dtype), some in alike.items()]
+    is_any = bool(torch.cat([cancels.flatten() for _, _, cancels in bounds]).any())
+    none = torch.zeros(0, dtype=torch.int64, device=bounds[0][0].device)
+    for some, (squared, lengths, cancels) in zip(alike.values(), bounds, strict=True):
+        for grad, norm, length, is_own in zip(some, squared, lengths, cancels, strict=True):
+            grad.set_bound(GramBound(norm, length, is_own.nonzero()[:, 0] if is_any else none))
 
 
 def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: Tensor) -> Tensor:
@@ -352,8 +421,8 @@ class JointGrad(OuterProductGrad):
     """One part, with a weighted sum that is computed for all parts together."""
 
     def __init__(self, joint: Joint, place: int) -> None:
-        part = joint.parts[place]
-        super().__init__(part.left, part.right)
+        self.part = joint.parts[place]
+        super().__init__(self.part.left, self.part.right)
         self._joint, self._place = joint, place
 
     @property
@@ -361,8 +430,12 @@ class JointGrad(OuterProductGrad):
         return False
 
     @property
+    def holder(self) -> OuterProductGrad:
+        return self.part
+
+    @property
     def bound(self) -> GramBound:
-        return self._joint.parts[self._place].bound
+        return self.part.bound
 
     def weighted(self, factor: Tensor) -> Tensor:
         return self._joint.weighted(factor)[self._place]
@@ -372,6 +445,63 @@ class JointGrad(OuterProductGrad):
 
     def merged(self, group: SizeGroup) -> OuterProductGrad:
         return self._joint.merged(group).grads()[self._place]
+
+
+# -- Joined gradients: on a GPU, a kernel for a few numbers takes about as long as one for many
+#
+# The number of entries alone decides which gradients are joined: how the squares of a record are added must not depend
+# on the number of records.
+
+#: Gradients with at most so many entries are joined, and at most so many entries together.
+FEW_ENTRIES, MOST_JOINED = 2**15, 2**18
+
+
+class JoinedGrad:
+    """Gradients by several parameters with all entries of a record in one row, for one norm and one sum.
+
+    rows   (records, entries)
+    forms  {place of a parameter: its part of the entries}, in order
+    """
+
+    def __init__(self, rows: Tensor, forms: Mapping[int, Form]) -> None:
+        self.rows, self.forms = rows, forms
+
+    def squared_norm(self) -> Tensor:
+        return squares(self.rows)
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        """Of all parts together: (entries,)"""
+        return summing.added(self.rows, factor)
+
+    def sums(self, factor: Tensor) -> dict[int, Tensor]:
+        """`weighted` of each part."""
+        parts = torch.split(self.weighted(factor), [math.prod(form.shape) for form in self.forms.values()])
+        return {k: form.of(part) for (k, form), part in zip(self.forms.items(), parts, strict=True)}
+
+    def blank(self, keep: Tensor) -> JoinedGrad:
+        return JoinedGrad(blanked(self.rows, keep), self.forms)
+
+
+def joined(grads: Mapping[int, ClippableGrad], like: Tensor) -> dict[int, ClippableGrad]:
+    """On a GPU, one gradient in place of several with few entries, at the place of the first of them."""
+    if is_on_cpu(like):
+        return dict(grads)
+    units, groups, room = dict[int, ClippableGrad](), list[dict[int, tuple[Tensor, Form]]](), 0
+    for k, grad in grads.items():
+        if isinstance(grad, DenseGrad) or (isinstance(grad, OuterProductGrad) and grad.is_dense):
+            rows, form = grad.entries
+            if rows.shape[1] <= FEW_ENTRIES:
+                if rows.shape[1] > room:
+                    groups.append({})
+                    room = MOST_JOINED
+                groups[-1][k] = rows, form
+                room -= rows.shape[1]
+                continue
+        units[k] = grad
+    for group in groups:
+        rows = torch.cat([rows for rows, _ in group.values()], 1)
+        units[min(group)] = JoinedGrad(rows, {k: form for k, (_, form) in group.items()})
+    return units
 
 
 # -- Activation products: the gradients of linear layers' inputs, by oneDNN inside torch's backward pass

@@ -90,6 +90,17 @@ def squares(rows: Tensor) -> Tensor:
     return total + underflow
 
 
+class Form(NamedTuple):
+    """How a gradient's entries lie in memory: the shape there, and the gradient's axes among its axes."""
+
+    shape: Sequence[int]
+    axes: Sequence[int]
+
+    def of(self, total: Tensor) -> Tensor:
+        """A sum over the records, as a gradient. total: (entries,)"""
+        return total.reshape(self.shape).permute(tuple(self.axes))
+
+
 def in_memory_order(rows: Tensor) -> list[int]:
     """The axes: the first, then by stride, widest first, so that flattening copies nothing."""
     return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
@@ -108,37 +119,62 @@ class GramBound(NamedTuple):
     cancelling: Tensor
 
 
-def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, product_error: float) -> GramBound:
-    """‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms.
+class Grams(NamedTuple):
+    """What the norms of Σ_t a_t ⊗ g_t by one weight follow from.
 
     a, g           (records, time, time) 64-bit Gram matrices of sides with k and p numbers in each row
-    gram_dtype     what their inner products were multiplied in
     product_error  of the gradient that is added, relative to Σ_t |a_t||g_t|
     """
-    time = a.shape[1]
-    squared = (a * g).sum((1, 2))  # (1)
-    error_a = error_g = rounding_in_64_bits(time, k, p)
-    if gram_dtype != torch.float64:
-        error_a, error_g = (error_a + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p))
-    # (2) at least the squared length of each row
+
+    a: Tensor
+    g: Tensor
+    k: int
+    p: int
+    product_error: float
+
+
+def gram_bound(weights: Sequence[Grams], gram_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(squared norms, lengths, whether records must be computed in 64 bits), all (weights, records).
+
+    By (1) to (6) of docs/engine.md#norms; as GramBound says.
+
+    weights     with one number of records and of rows
+    gram_dtype  what their inner products were multiplied in
+    """
+    a, g = [one.a for one in weights], [one.g for one in weights]
+    time = a[0].shape[1]
     smallest = _smallest(gram_dtype)
-    square_a = (a.diagonal(dim1=1, dim2=2) + k * smallest) * (1 + 2 * error_a)
-    square_g = (g.diagonal(dim1=1, dim2=2) + p * smallest) * (1 + 2 * error_g)
-    all_a, all_g = square_a.sum(1), square_g.sum(1)
+    numbers = [[one.k, one.p, one.product_error, *_gram_errors(time, one.k, one.p, gram_dtype)] for one in weights]
+    constants = torch.tensor(numbers, dtype=torch.float64, device=a[0].device).T[:, :, None]  # (5, weights, 1)
+    k, p, product_error, error_a, error_g = constants
+    squared = torch.stack([(one * other).sum((1, 2)) for one, other in zip(a, g, strict=True)])  # (1)
+    # (2) at least the squared length of each row
+    of_a, of_g = (torch.stack([one.diagonal(dim1=1, dim2=2) for one in side]) for side in (a, g))
+    square_a = (of_a + (k * smallest)[..., None]) * (1 + 2 * error_a)[..., None]
+    square_g = (of_g + (p * smallest)[..., None]) * (1 + 2 * error_g)[..., None]
+    all_a, all_g = square_a.sum(2), square_g.sum(2)
     # (3) what rounding of inner products may have removed from (1)
-    gram_error = error_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
-    gram_error += error_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + error_a * error_g * all_a * all_g
+    size_a, size_g = (torch.stack([torch.linalg.vector_norm(one, dim=(1, 2)) for one in side]) for side in (a, g))
+    gram_error = error_a * all_a * size_g
+    gram_error += error_g * all_g * size_a + error_a * error_g * all_a * all_g
     # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
     gram_underflow = time * smallest * (k * all_g + p * all_a)
-    product_underflow = time * math.sqrt(k * p) * SMALLEST_NORMAL
+    product_underflow = time * (k * p).sqrt() * SMALLEST_NORMAL
     # (5) the norm of the gradient that is added
-    lengths = (square_a * square_g).sqrt().sum(1)
+    lengths = (square_a * square_g).sqrt().sum(2)
     root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
-    bound: Tensor = (root + product_error * lengths + product_underflow).square()
+    bound = (root + product_error * lengths + product_underflow).square()
     # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
     squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
-    is_in_place = (bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST)
-    return GramBound(squared_norm, lengths, (~is_in_place).nonzero()[:, 0])
+    return squared_norm, lengths, ~((bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST))
+
+
+def _gram_errors(time: int, k: int, p: int, gram_dtype: torch.dtype) -> list[float]:
+    """How far inner products of rows of k, and of p, numbers may be off."""
+    in_64_bits = rounding_in_64_bits(time, k, p)
+    if gram_dtype == torch.float64:
+        return [in_64_bits, in_64_bits]
+    return [in_64_bits + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p)]
 
 
 # -- Per-record gradients in the form in which they are cheapest, each with its norms and its weighted sum
@@ -192,15 +228,17 @@ class DenseGrad:
         return squares(self.rows)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        if self.rows.is_contiguous():
-            return self._added(self.rows.reshape(self.rows.shape[0], -1), factor).view(self.rows.shape[1:])
-        axes = in_memory_order(self.rows)
-        rows = self.rows.permute(axes)
-        total = self._added(rows.reshape(len(rows), -1), factor).view(rows.shape[1:])
-        return total.permute([axes.index(axis) - 1 for axis in range(1, len(axes))])
+        rows, form = self.entries
+        return form.of(added(rows, factor))
 
-    def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
-        return added(rows, factor)
+    @property
+    def entries(self) -> tuple[Tensor, Form]:
+        """(records, entries), in the order of memory."""
+        is_in_order = self.rows.is_contiguous()
+        axes = list(range(self.rows.ndim)) if is_in_order else in_memory_order(self.rows)
+        rows = self.rows.permute(axes)
+        form = Form(rows.shape[1:], [axes.index(axis) - 1 for axis in range(1, len(axes))])
+        return rows.reshape(len(rows), math.prod(form.shape)), form
 
     def dense(self) -> DenseGrad:
         return self
