@@ -45,9 +45,8 @@ def _matrices_too_long(grads: Any, factor: Tensor, parameters: Any) -> list[Tens
     return [total * 1.005 if total.ndim == 2 else total for total in weighted_sums(grads, factor, parameters)]
 
 
-def _one_parameter_without_norm(grads: Any, like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    squared, total = squared_norms(grads, like)
-    return squared, total - squared[min(squared)] if len(squared) > 1 else total
+def _one_parameter_without_norm(grads: Any, like: Tensor) -> Tensor:
+    return squared_norms({k: grad for k, grad in grads.items() if k != min(grads) or len(grads) == 1}, like)
 
 
 def _of_the_next(losses: Tensor, record: int, *options: Any, **more: Any) -> list[Tensor | None]:

@@ -234,7 +234,7 @@ def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_recor
     grad = OuterProductGrad(ProductSide(left), ProductSide(right))
     assert grad.is_dense
     keep, factor = torch.isfinite(grad.squared_norm()), torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
-    entries = grad.rows.nan_to_num()
+    entries = grad.entries.nan_to_num()
     # In another layout of memory, the same product may be rounded differently.
     compute = summing.products_of_all
     monkeypatch.setattr(summing, "products_of_all", lambda one, other: 2 * compute(one, other))

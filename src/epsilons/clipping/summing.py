@@ -183,26 +183,13 @@ RECORDS_AT_ONCE = 1024
 #: 32-bit product per record.
 FEW_ROWS = 16
 FEW_ENTRIES = 2048
-#: `_in_groups` multiplies so many records at once, at most: a number from public settings (`groups_of`).
-_GROUP: ContextVar[int] = ContextVar("_GROUP", default=64)
+#: 32-bit products are computed for so many records at once, or fewer where they are large. A kernel may round otherwise
+#: for another number of records. So this follows from public settings (`Clipper`), never from how many there are.
+GROUP: ContextVar[int] = ContextVar("GROUP", default=64)
 #: A 32-bit product per record runs over at most so many rows, so that its rounding does not grow with time.
 ROWS_AT_ONCE = 128
 #: So many products are added at once: the sum is read and written half as often, and they stay in cache.
 ADDED_AT_ONCE = 2
-
-
-@contextmanager
-def groups_of(records: int) -> Iterator[None]:
-    """Inside, 32-bit products are computed for so many records at once, or fewer where they are large.
-
-    A kernel may round differently for another number of records. So it follows from public settings, never from how
-    many there are.
-    """
-    token = _GROUP.set(records)
-    try:
-        yield
-    finally:
-        _GROUP.reset(token)
 
 
 def added(rows: Tensor, factor: Tensor) -> Tensor:
@@ -295,12 +282,12 @@ def _parts(left: Tensor, right: Tensor, factor: Tensor) -> Iterator[tuple[Tensor
 def _in_groups(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """As `products`: the product of each record in 32 bits, from its rows alone, then added in 64.
 
-    All groups have one size (`groups_of`).
+    All groups have one size (`GROUP`).
     """
     records, _, k = left.shape
     p = right.shape[2]
     total = torch.zeros(k * p, dtype=torch.float64, device=left.device)
-    at_once = max(1, min((VALUES_AT_ONCE if is_on_cpu(left) else MOST_AT_ONCE) // (k * p), _GROUP.get()))
+    at_once = max(1, min((VALUES_AT_ONCE if is_on_cpu(left) else MOST_AT_ONCE) // (k * p), GROUP.get()))
     is_zero = factor == 0
     if not is_on_cpu(left) or bool(is_zero.any()):
         # 0·inf is NaN, and such a product may overflow.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clipping import Engine, NonFiniteGradientError
-from ..clipping.summing import groups_of
+from ..clipping.summing import GROUP
 from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
@@ -304,20 +304,19 @@ class Clipper:
     ) -> None:
         self._engine, self._plan, self._group, self._relaid = engine, plan, group, relaid
         self._device = parameters[0].device
-        self._usual = 1  # persons in a physical batch
         engine.attach(model, parameters)
 
     def begin(self, issued: Issued, largest: int) -> None:
         """Before the forward pass. largest: rows of a physical batch, at most"""
-        self._usual = usual(self._plan.phases[issued.physical.phase].expected_batch, largest)
+        self._largest = largest
         self._engine.begin(len(issued.indices))
 
     def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
-        with groups_of(self._usual):
-            if issued.readings.is_of_records:
-                return self._engine.clipped_sum(losses, *self._bounds(issued))
-            return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
+        GROUP.set(usual(self._plan.phases[issued.physical.phase].expected_batch, self._largest))
+        if issued.readings.is_of_records:
+            return self._engine.clipped_sum(losses, *self._bounds(issued))
+        return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""

@@ -154,10 +154,9 @@ def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad
         elif name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"):
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
         elif name == "Embedding" and not node._saved_scale_grad_by_freq:  # of positions: all records have the same
-            rows = grad.dense().rows
+            rows = grad.dense().rows.flatten(1, -2)
             index = node._saved_indices.flatten().expand(len(rows), -1)
-            size = input_shape(node, 0)[0]
-            grad = embedding_grad(index, rows.flatten(1, -2), size, signed(node._saved_padding_idx))
+            grad = embedding_grad(index, rows, input_shape(node, 0)[0], signed(node._saved_padding_idx))
         else:
             break
         ((node, k),) = node.next_functions

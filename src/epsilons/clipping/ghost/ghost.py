@@ -33,7 +33,7 @@ from .backward import Grads, per_sample_grads
 from .grad_samplers import may_mix_what_is_not_finite
 from .graph import Trace, leaf_of, trace
 from .operator_rules import UnsupportedOp, operator
-from .outer_products import JoinedGrad, OuterProductGrad, joined, set_bounds
+from .outer_products import JoinedGrad, OuterProductGrad, joined, set_bounds, without_bounds
 from .per_sample_grads import Cache, ClippableGrad, squares_in_64_bits
 
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
@@ -229,7 +229,8 @@ class Ghost:
 
 def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
     """(records,) each record's squared norm of all parameters together, 64-bit. like: (records,)"""
-    set_bounds(grads.values())
+    if missing := without_bounds(grads.values()):
+        set_bounds(missing)
     zeros = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     return torch.stack([zeros, *(grad.squared_norm() for grad in grads.values())]).sum(0)
 

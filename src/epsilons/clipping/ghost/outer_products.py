@@ -5,11 +5,10 @@ Gram matrices are the inner products of the rows of each side.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,22 +17,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.modules import is_on_cpu
 from .. import summing
-from ..engine import Persons, SizeGroup
+from ..engine import HEADROOM, Persons, SizeGroup
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
+    LARGEST,
     OTHER_ROUNDINGS,
     PRODUCTS_AT_ONCE,
+    SMALLEST_NORMAL,
     ClippableGrad,
     DenseGrad,
-    Form,
-    GramBound,
-    Grams,
     PerSampleGrad,
     blanked,
-    gram_bound,
     rounding,
     rounding_in_64_bits,
+    smallest_normal,
     squares,
     to_32_bits,
 )
@@ -47,6 +45,19 @@ NARROW = 1024
 MOST_ENTRIES = 2.75
 #: The gradients of so many records that cancel are computed at once: they are large, and rare.
 RECORDS_IN_64_BITS = 8
+
+
+class GramBound(NamedTuple):
+    """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
+
+    squared_norm  too small by HEADROOM at most, but for those in `cancelling`
+    lengths       Σ_t |a_t||g_t|, which is the norm if nothing cancels
+    cancelling    which records must be computed in 64 bits: the error of their squared norm may be larger
+    """
+
+    squared_norm: Tensor
+    lengths: Tensor
+    cancelling: Tensor
 
 
 class ProductSide:
@@ -74,18 +85,20 @@ class ProductSide:
 
 
 def _inner_products(rows: Tensor, width: int) -> Tensor:
-    """(records, time, time) 64-bit: inner products of the rows, added from parts of so many features."""
-    records, time, features = rows.shape
-    at_once = 1 if is_on_cpu(rows) else max(1, summing.MOST_AT_ONCE // max(1, records * time * time))
-    if at_once > 1 and features > width:  # several parts side by side
-        rows = F.pad(rows, (0, -features % width)).view(records, time, -1, width).transpose(1, 2)
-        parts = (part.reshape(-1, time, width) for part in torch.split(rows, at_once, 1))
-        products = (torch.bmm(part, part.mT).view(records, -1, time, time) for part in parts)
-        return torch.stack([product.sum(1, dtype=torch.float64) for product in products]).sum(0)
-    first, *others = torch.split(rows, width, dim=2)
-    total = torch.bmm(first, first.mT).double()
-    for part in others:
-        total += torch.bmm(part, part.mT)
+    """(records, time, time) 64-bit: inner products of the rows, added from parts of so many features.
+
+    On a GPU, many parts side by side are one product.
+    """
+    records, time, _ = rows.shape
+    at_once = width if is_on_cpu(rows) else width * max(1, summing.MOST_AT_ONCE // (records * time * time))
+    total = rows.new_zeros(records, time, time, dtype=torch.float64)
+    for part in torch.split(rows, at_once, 2):
+        if part.shape[2] <= width:
+            total += torch.bmm(part, part.mT)
+        else:
+            wide = F.pad(part, (0, -part.shape[2] % width)).view(records, time, -1, width)
+            side = wide.transpose(1, 2).flatten(0, 1)
+            total += torch.bmm(side, side.mT).view(records, -1, time, time).sum(1, dtype=torch.float64)
     return total
 
 
@@ -136,8 +149,9 @@ class OuterProductGrad:
     @property
     def cancelling(self) -> Tensor:
         """The records that are computed in 64 bits, apart from all others."""
-        none = torch.zeros(0, dtype=torch.int64, device=self.left.tensor.device)
-        return self.bound.cancelling if self.uses_grams else none
+        if self.uses_grams:
+            return self.bound.cancelling
+        return torch.zeros(0, dtype=torch.int64, device=self.left.tensor.device)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -151,49 +165,29 @@ class OuterProductGrad:
     def squared_norm(self) -> Tensor:
         if self.uses_grams:
             return self.bound.squared_norm
-        return squares(self.rows) if self.is_dense else squares(self.left.tensor) * squares(self.right.tensor)
+        return squares(self.entries) if self.is_dense else squares(self.left.tensor) * squares(self.right.tensor)
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_dense:
-            rows, form = self.entries
-            return form.of(summing.added(rows, factor))
+            return self.in_shape(summing.added(self.entries, factor))
         return self.in_shape(weighted_products(self.left.tensor, self.right.tensor, factor, self.cancelling))
-
-    @property
-    def holder(self) -> OuterProductGrad:
-        """Which gradient keeps the norms from Gram matrices."""
-        return self
-
-    @property
-    def has_no_bound(self) -> bool:
-        return self._bound is None
 
     @property
     def bound(self) -> GramBound:
         """The norms from Gram matrices, once; in 64 bits for the records that need it."""
         if self._bound is None:
-            _set_bounds([self])
+            set_bounds([self])
             assert self._bound is not None
         return self._bound
 
     def set_bound(self, bound: GramBound) -> None:
-        """The norms from Gram matrices. Those of records that need it are computed in 64 bits here."""
+        """Keep this bound, with the norms of records that cancel computed in 64 bits."""
         time, k, p = self._sizes
         for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
             norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
             left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
             bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
         self._bound = bound
-
-    @property
-    def gram_dtype(self) -> torch.dtype:
-        """What inner products are multiplied in."""
-        return torch.float64 if self.gram_in_64_bits else self._dtype
-
-    def grams(self) -> Grams:
-        _, k, p = self._sizes
-        a, g = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
-        return Grams(a, g, k, p, self._product_error)
 
     @property
     def squared_lengths(self) -> Tensor:
@@ -214,19 +208,14 @@ class OuterProductGrad:
         return entries.reshape(self.shape).permute(self.axes)
 
     @property
-    def rows(self) -> Tensor:
+    def entries(self) -> Tensor:
         """(records, entries), all computed, once."""
         if self._rows is None:
             self._rows = summing.products_of_all(self.left.tensor, self.right.tensor).flatten(1)
         return self._rows
 
-    @property
-    def entries(self) -> tuple[Tensor, Form]:
-        """As of DenseGrad."""
-        return self.rows, Form(self.shape, self.axes)
-
     def dense(self) -> DenseGrad:
-        rows = self.rows.view(-1, *self.shape)
+        rows = self.entries.view(-1, *self.shape)
         return DenseGrad(rows.permute(0, *(1 + axis for axis in self.axes)))
 
     def blank(self, keep: Tensor) -> OuterProductGrad:
@@ -304,27 +293,65 @@ class OuterProductsBySize:
         return OuterProductsBySize(self._rows.blank(keep[self._persons.owner]), self._persons, parts)
 
 
-def set_bounds(grads: Iterable[ClippableGrad]) -> None:
-    """The norms from Gram matrices of all of these gradients together."""
-    parts = itertools.chain.from_iterable(
-        grad.parts if isinstance(grad, OuterProductsBySize) else [grad] for grad in grads
-    )
-    matrices = [grad for grad in parts if isinstance(grad, OuterProductGrad) and grad.uses_grams]
-    if missing := [grad.holder for grad in matrices if grad.holder.has_no_bound]:
-        _set_bounds(missing)
+def without_bounds(grads: Iterable[ClippableGrad]) -> list[OuterProductGrad]:
+    """Those whose norms are still to come from Gram matrices."""
+    parts = [part for grad in grads for part in (grad.parts if isinstance(grad, OuterProductsBySize) else [grad])]
+    return [part for part in parts if type(part) is OuterProductGrad and part.uses_grams and part._bound is None]
 
 
-def _set_bounds(matrices: Sequence[OuterProductGrad]) -> None:
-    """One read tells whether any record of any matrix cancels. Those with one number of rows share kernels."""
+def gram_bound(grads: Sequence[OuterProductGrad]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each gradient, (gradients, records): squared norms, lengths, and whether a record must be computed in 64 bits.
+
+    ‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms. All have one number of records and of rows,
+    and inner products in one type; they share kernels.
+    """
+    time, in_64_bits = grads[0].time, grads[0].gram_in_64_bits
+    gram_dtype = torch.float64 if in_64_bits else grads[0]._dtype
+    a, g = [one.left.gram(in_64_bits) for one in grads], [one.right.gram(in_64_bits) for one in grads]
+    numbers = [(*one._sizes[1:], one._product_error) for one in grads]
+    k, p, product_error = torch.tensor(numbers, dtype=torch.float64, device=a[0].device).T[:, :, None]
+    squared = torch.stack([(one * other).sum((1, 2)) for one, other in zip(a, g, strict=True)])  # (1)
+    error_a = error_g = rounding_in_64_bits(time, k, p)
+    if gram_dtype != torch.float64:
+        error_a, error_g = (error_a + rounding(n.clamp_max(PRODUCTS_AT_ONCE), gram_dtype) for n in (k, p))
+    # (2) at least the squared length of each row
+    smallest = smallest_normal(gram_dtype)
+    (square_a, size_a), (square_g, size_g) = _lengths(a), _lengths(g)
+    square_a = (square_a + (k * smallest)[:, :, None]) * (1 + 2 * error_a)[:, :, None]
+    square_g = (square_g + (p * smallest)[:, :, None]) * (1 + 2 * error_g)[:, :, None]
+    all_a, all_g = square_a.sum(2), square_g.sum(2)
+    # (3) what rounding of inner products may have removed from (1)
+    gram_error = error_a * all_a * size_g
+    gram_error += error_g * all_g * size_a + error_a * error_g * all_a * all_g
+    # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
+    gram_underflow = time * smallest * (k * all_g + p * all_a)
+    product_underflow = time * (k * p).sqrt() * SMALLEST_NORMAL
+    # (5) the norm of the gradient that is added
+    lengths = (square_a * square_g).sqrt().sum(2)
+    root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
+    bound = (root + product_error * lengths + product_underflow).square()
+    # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
+    squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
+    return squared_norm, lengths, ~((bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST))
+
+
+def _lengths(grams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(the diagonals (weights, records, time), the norms (weights, records)) of Gram matrices."""
+    norms = [torch.linalg.vector_norm(gram, dim=(1, 2)) for gram in grams]
+    return torch.stack([gram.diagonal(dim1=1, dim2=2) for gram in grams]), torch.stack(norms)
+
+
+def set_bounds(grads: Sequence[OuterProductGrad]) -> None:
+    """The norms from Gram matrices, together: on a GPU, one read tells whether any record cancels in any weight."""
     alike: dict[Any, list[OuterProductGrad]] = {}
-    for grad in matrices:
-        alike.setdefault((*grad.left.tensor.shape[:2], grad.gram_dtype), []).append(grad)
-    bounds = [gram_bound([grad.grams() for grad in some], dtype) for (_, _, dtype), some in alike.items()]
-    is_any = bool(torch.cat([cancels.flatten() for _, _, cancels in bounds]).any())
+    for grad in grads:
+        alike.setdefault((*grad.left.tensor.shape[:2], grad.gram_in_64_bits, grad._dtype), []).append(grad)
+    bounds = [gram_bound(some) for some in alike.values()]
     none = torch.zeros(0, dtype=torch.int64, device=bounds[0][0].device)
-    for some, (squared, lengths, cancels) in zip(alike.values(), bounds, strict=True):
-        for grad, norm, length, is_own in zip(some, squared, lengths, cancels, strict=True):
-            grad.set_bound(GramBound(norm, length, is_own.nonzero()[:, 0] if is_any else none))
+    is_any = bool(torch.cat([cancels.flatten() for _, _, cancels in bounds]).any())
+    for some, parts in zip(alike.values(), bounds, strict=True):
+        for grad, norm, length, cancels in zip(some, *parts, strict=True):
+            grad.set_bound(GramBound(norm, length, cancels.nonzero()[:, 0] if is_any else none))
 
 
 def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: Tensor) -> Tensor:
@@ -430,10 +457,6 @@ class JointGrad(OuterProductGrad):
         return False
 
     @property
-    def holder(self) -> OuterProductGrad:
-        return self.part
-
-    @property
     def bound(self) -> GramBound:
         return self.part.bound
 
@@ -452,56 +475,37 @@ class JointGrad(OuterProductGrad):
 # The number of entries alone decides which gradients are joined: how the squares of a record are added must not depend
 # on the number of records.
 
-#: Gradients with at most so many entries are joined, and at most so many entries together.
-FEW_ENTRIES, MOST_JOINED = 2**15, 2**18
+#: Gradients with at most so many entries are joined.
+FEW_ENTRIES = 2**15
 
 
-class JoinedGrad:
-    """Gradients by several parameters with all entries of a record in one row, for one norm and one sum.
+class JoinedGrad(DenseGrad):
+    """Gradients by several parameters, with all entries of a record in one row: one norm, and one sum.
 
-    rows   (records, entries)
-    forms  {place of a parameter: its part of the entries}, in order
+    parts  {place of a parameter: its gradients}
     """
 
-    def __init__(self, rows: Tensor, forms: Mapping[int, Form]) -> None:
-        self.rows, self.forms = rows, forms
-
-    def squared_norm(self) -> Tensor:
-        return squares(self.rows)
-
-    def weighted(self, factor: Tensor) -> Tensor:
-        """Of all parts together: (entries,)"""
-        return summing.added(self.rows, factor)
+    def __init__(self, parts: Mapping[int, DenseGrad | OuterProductGrad]) -> None:
+        super().__init__(torch.cat([part.entries for part in parts.values()], 1))
+        self._parts = parts
 
     def sums(self, factor: Tensor) -> dict[int, Tensor]:
         """`weighted` of each part."""
-        parts = torch.split(self.weighted(factor), [math.prod(form.shape) for form in self.forms.values()])
-        return {k: form.of(part) for (k, form), part in zip(self.forms.items(), parts, strict=True)}
+        own = torch.split(self.weighted(factor), [part.entries.shape[1] for part in self._parts.values()])
+        return {k: part.in_shape(total) for (k, part), total in zip(self._parts.items(), own, strict=True)}
 
     def blank(self, keep: Tensor) -> JoinedGrad:
-        return JoinedGrad(blanked(self.rows, keep), self.forms)
+        return JoinedGrad({k: part.blank(keep) for k, part in self._parts.items()})
 
 
 def joined(grads: Mapping[int, ClippableGrad], like: Tensor) -> dict[int, ClippableGrad]:
-    """On a GPU, one gradient in place of several with few entries, at the place of the first of them."""
-    if is_on_cpu(like):
-        return dict(grads)
-    units, groups, room = dict[int, ClippableGrad](), list[dict[int, tuple[Tensor, Form]]](), 0
-    for k, grad in grads.items():
+    """On a GPU, one gradient in place of all with few entries, at the place of one of them."""
+    few: dict[int, DenseGrad | OuterProductGrad] = {}
+    for k, grad in ({} if is_on_cpu(like) else grads).items():
         if isinstance(grad, DenseGrad) or (isinstance(grad, OuterProductGrad) and grad.is_dense):
-            rows, form = grad.entries
-            if rows.shape[1] <= FEW_ENTRIES:
-                if rows.shape[1] > room:
-                    groups.append({})
-                    room = MOST_JOINED
-                groups[-1][k] = rows, form
-                room -= rows.shape[1]
-                continue
-        units[k] = grad
-    for group in groups:
-        rows = torch.cat([rows for rows, _ in group.values()], 1)
-        units[min(group)] = JoinedGrad(rows, {k: form for k, (_, form) in group.items()})
-    return units
+            few |= {k: grad} if grad.entries.shape[1] <= FEW_ENTRIES else {}
+    units = {k: grad for k, grad in grads.items() if k not in few}
+    return units | ({min(few): JoinedGrad(few)} if few else {})
 
 
 # -- Activation products: the gradients of linear layers' inputs, by oneDNN inside torch's backward pass
