@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..clipping import Engine, NonFiniteGradientError
+from ..clipping import Engine, Ghost, NonFiniteGradientError
+from ..clipping.engine import Clipped, add_each
 from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
@@ -308,11 +310,18 @@ class Clipper:
         """Before the forward pass."""
         self._engine.begin(len(issued.indices))
 
-    def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
+    def sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
-        if issued.readings.is_of_records:
-            return self._engine.clipped_sum(losses, *self._bounds(issued))
-        return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
+        return self._engine.clipped_sum(losses, *self._bounds(issued), **_sizes(issued))
+
+    def clipped(self, issued: Issued, losses: Tensor) -> Clipped:
+        """What adds this sum to one total per parameter. An engine's own tensors stay: it may use them again.
+
+        Raises NonFiniteGradientError as the engine does. Nothing was added then.
+        """
+        if type(self._engine) is Ghost:
+            return self._engine.clipped(losses, *self._bounds(issued), **_sizes(issued))
+        return partial(add_each, self.sum(issued, losses))
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""
@@ -327,3 +336,8 @@ class Clipper:
         """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
         lay_out(self._relaid, torch.contiguous_format)
+
+
+def _sizes(issued: Issued) -> dict[str, Any]:
+    """The argument that engines need for persons."""
+    return {} if issued.readings.is_of_records else {"sizes": issued.readings.sizes.tolist()}
