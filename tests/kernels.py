@@ -22,7 +22,7 @@ _VIEWS = """view _unsafe_view t numpy_T transpose permute expand slice select un
 split split_with_sizes unbind reshape diagonal unfold _reshape_alias chunk lift_fresh narrow is_same_size empty
 empty_like empty_strided new_empty new_empty_strided resize_ _record_function_enter_new _record_function_exit"""
 #: Operators with a result that the host needs before it goes on.
-_READS = "_local_scalar_dense is_nonzero nonzero equal allclose masked_select bincount"
+_READS = "_local_scalar_dense is_nonzero nonzero equal allclose masked_select bincount unique_consecutive _unique2"
 VIEWS, READS = frozenset(_VIEWS.split()), frozenset(_READS.split())
 #: Methods that copy a tensor's values to the host.
 COPIES = ("cpu", "numpy", "tolist")
@@ -67,7 +67,7 @@ def place() -> tuple[str, bool]:
         name = frame.f_code.co_filename
         if "/epsilons/" in name:
             where = where or f"{name.split('/epsilons/')[-1]}:{frame.f_lineno}"
-            is_update |= name.endswith(("noisy_update.py", "distributed.py"))
+            is_update |= name.endswith(("noisy_update.py", "checksums.py"))
         frame = frame.f_back
     return where, is_update
 

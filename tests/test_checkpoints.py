@@ -283,6 +283,67 @@ def test_a_checkpoint_holds_no_pickle_and_few_are_kept(tmp_path):
     assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
 
 
+def partly_frozen(run_dir: Path, until: int | None = None, resume: bool = False, spoil: bool = False) -> bytes:
+    """A run with a frozen table, tied under two names, to this update; the bits of its weights."""
+    torch.manual_seed(0)
+    table = nn.Embedding(5_000, 16).requires_grad_(False)
+    model = nn.ModuleDict({"table": table, "again": table, "layer": nn.Linear(16, 3)})
+    optimizer = torch.optim.SGD(model["layer"].parameters(), lr=0.1, momentum=0.9)
+    data = torch.randint(5_000, (30, 4)), torch.randint(3, (30,))
+    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(12, 3.0, 1.0), "uniform", accountant="rdp")
+    folder = epsilons.RunFolder(run_dir, resume=resume, checkpoint_every=4)
+    if resume:
+        with torch.no_grad():
+            table.weight.zero_()  # the checkpoint has the values
+    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, run_dir=folder, seed=1) as private:
+        for x, y in private.batches:
+            losses = F.cross_entropy(model["layer"](model["table"](x).mean(1)), y, reduction="none")
+            private.backward(losses)
+            private.step()
+            if private.updates == until:
+                if spoil:
+                    table.weight.data[7] += 1
+                break
+    return b"".join(t.detach().numpy().tobytes() for t in model.state_dict().values())
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+@pytest.mark.parametrize("until", [3, 4, 6])
+def test_frozen_weights_are_saved_once_and_go_on(until, spoil, tmp_path, monkeypatch):
+    """What is written to them after the last update is not resumed from."""
+    monkeypatch.setattr("epsilons.training.private_setup.hash_of", lambda tensors: "")  # other weights are given
+    whole = partly_frozen(tmp_path / "whole")
+    partly_frozen(tmp_path / "run", until, spoil=spoil)
+    files = [*(tmp_path / "run" / "checkpoints").glob("*.safetensors")]
+    (frozen,) = [file for file in files if file.name.startswith("frozen")]
+    written, size = frozen.stat().st_mtime_ns, 5_000 * 16 * 4
+    assert size <= frozen.stat().st_size <= size + 2_000
+    assert all(file.stat().st_size < 20_000 for file in files if file != frozen)
+    assert partly_frozen(tmp_path / "run", resume=True) == whole
+    assert len({*(tmp_path / "run" / "checkpoints").glob("frozen*")} - {frozen}) == 0
+    assert not frozen.exists() or frozen.stat().st_mtime_ns == written
+
+
+def test_damaged_frozen_weights_are_not_resumed_from(tmp_path):
+    partly_frozen(tmp_path / "run", 6)
+    folder = tmp_path / "run" / "checkpoints"
+    assert checkpoints.latest(folder)["updates"] == 5
+    (frozen,) = folder.glob("frozen*")
+    content = bytearray(frozen.read_bytes())
+    content[-1] ^= 1
+    frozen.write_bytes(content)
+    assert checkpoints.latest(folder) is None
+    frozen.unlink()
+    assert checkpoints.latest(folder) is None
+    (elsewhere := tmp_path / "frozen-other.safetensors").write_bytes(bytes(content))
+    for file in folder.glob("*.json"):
+        facts = json.loads(file.read_text())
+        facts["frozen"] = [f"../../{elsewhere.name}", hashlib.sha256(bytes(content)).hexdigest()]
+        file.write_text(json.dumps(facts))
+    assert checkpoints.latest(folder) is None
+
+
 def test_what_cannot_be_kept_without_pickle_is_refused(tmp_path):
     class Odd:
         def state_dict(self) -> dict[str, Any]:
@@ -741,8 +802,8 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
     saved: list[int] = []
     real = checkpoints.save
 
-    def save(folder: Path, state: Any) -> Path:
-        path = real(folder, state)
+    def save(folder: Path, state: Any, *frozen: Any) -> Path:
+        path = real(folder, state, *frozen)
         saved.append(state["updates"])
         return path
 

@@ -45,7 +45,7 @@ COUNTS = [1, 2, 3, 1_000, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK, 3 *
 def normals_of(subkey: bytes, count: int, source: str = "philox") -> np.ndarray:
     """(count,) the values that a stream begins with."""
     values = np.empty(count)
-    SOURCES[source](subkey).fill_with_normals(values)
+    values[:] = SOURCES[source](subkey).normals(len(values))
     return values
 
 
@@ -339,7 +339,7 @@ def test_blocks_are_uncorrelated_and_each_is_normal(source):
 
 
 def test_no_pool_is_made_for_one_block(monkeypatch):
-    monkeypatch.setattr(randomness_module, "ThreadPoolExecutor", None)
+    monkeypatch.setattr("epsilons.core.threads.ThreadPoolExecutor", None)
     assert len(randomness().noise(0, 0, BLOCK, 8)) == BLOCK
     with pytest.raises(TypeError):
         randomness().noise(0, 0, BLOCK + 1, 8)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from epsilons.clipping.engine import Persons, clip_factors
-from epsilons.clipping.ghost.ghost import squared_norms, weighted_sums
+from epsilons.clipping.ghost.ghost import add_weighted, squared_norms
 from epsilons.clipping.loop import record_gradient
 from fuzzing.families import CLASSES, Drawn
 from fuzzing.running import FIXED, run
@@ -41,8 +41,9 @@ def test_sums_of_new_random_models_are_the_slow_twins():
 # -- the rule notices bugs ---------------------------------------------------------------------------------------------
 
 
-def _matrices_too_long(grads: Any, factor: Tensor, parameters: Any) -> list[Tensor]:
-    return [total * 1.005 if total.ndim == 2 else total for total in weighted_sums(grads, factor, parameters)]
+def _matrices_too_long(grads: Any, factor: Tensor, totals: Any) -> None:
+    for k, grad in grads.items():
+        add_weighted({k: grad}, factor * (1.005 if totals[k].ndim == 2 else 1), totals)
 
 
 def _one_parameter_without_norm(grads: Any, like: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def _summed_rows(persons: Persons, losses: Tensor) -> Tensor:
 
 #: What is planted: in place of what, the engine, and what the finding says.
 PLANTED: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
-    "the parts of matrices are 0.5 % too long": (weighted_sums, _matrices_too_long, "auto", "twin"),
+    "the parts of matrices are 0.5 % too long": (add_weighted, _matrices_too_long, "auto", "twin"),
     "one parameter is left out of the norm": (squared_norms, _one_parameter_without_norm, "auto", "of the bound"),
     "a record's gradient is given to its neighbour": (record_gradient, _of_the_next, "loop", "twin"),
     "a person's rows are summed": (Persons.shares, _summed_rows, "auto", "twin"),

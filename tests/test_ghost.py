@@ -33,6 +33,26 @@ def test_the_sum_is_the_definitions_in_64_bits_for_every_parameter(name):
         assert away(ours, theirs) <= CLOSE * size, f"{records} records"
 
 
+@pytest.mark.parametrize("name", share([*ZOO, *MORE], every=3))
+def test_a_sum_is_added_to_totals_as_it_is_given_alone(name):
+    """Totals of another size: what is there stays, to the rounding of 64 bits."""
+    case = any_case(name)
+    for number, records in enumerate([5, 33, 1]):
+        given, parts = [torch.full(p.shape, -3.0, dtype=torch.float64) for p in case.parameters], []
+        for totals in (given, None):
+            torch.manual_seed(number)
+            engine = attached("ghost", case)
+            inputs, targets = case.batch(records, seed=number)
+            engine.begin(records)
+            bounds = case.loss_of(inputs, targets), clip_norms(records, 0.3), torch.ones(records)
+            if totals is None:
+                parts = engine.clipped_sum(*bounds)
+            else:
+                engine.clipped(*bounds)(totals)
+        for total, part in zip(given, parts, strict=True):
+            assert torch.allclose(total + 3.0, part, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("name", share(ALIKE, every=12))
 def test_the_sum_is_the_definitions_for_large_physical_batches_too(name):
     case = any_case(name)

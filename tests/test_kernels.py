@@ -19,7 +19,7 @@ from epsilons import Budgets, Performance, Recipe
 from epsilons.clipping import summing
 from epsilons.clipping.engine import clip_factors
 from epsilons.clipping.ghost import embeddings, outer_products
-from epsilons.clipping.ghost.ghost import squared_norms, weighted_sums
+from epsilons.clipping.ghost.ghost import add_weighted, squared_norms
 from epsilons.clipping.ghost.outer_products import JoinedGrad, OuterProductGrad, ProductSide, joined
 from epsilons.clipping.ghost.per_sample_grads import DenseGrad
 from epsilons.core import modules
@@ -170,9 +170,9 @@ def test_joined_gradients_have_the_norms_and_sums_of_their_parts():
     every = {k: part.dense().rows.double() for k, part in parts.items()}
     exact = torch.stack([rows.reshape(6, -1).square().sum(1) for rows in every.values()]).sum(0)
     torch.testing.assert_close(squared_norms(units, factor), exact, rtol=2.0**-17, atol=0.0)
-    like = [nn.Parameter(torch.zeros(every[k].shape[1:] if k in every else (2,))) for k in range(10)]
     for keep in (torch.ones(6, dtype=torch.bool), torch.arange(6) != 3):
-        sums = weighted_sums({k: grad.blank(keep) for k, grad in units.items()}, factor, like)
+        sums = [torch.zeros(every[k].shape[1:] if k in every else (2,), dtype=torch.float64) for k in range(10)]
+        add_weighted({k: grad.blank(keep) for k, grad in units.items()}, factor, sums)
         for k, total in enumerate(sums):
             own = torch.einsum("r,r...->...", factor * keep, every[k]) if k in every else torch.zeros(2)
             torch.testing.assert_close(total, own.double(), rtol=1e-12, atol=1e-12)

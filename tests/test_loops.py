@@ -133,8 +133,8 @@ def test_a_check_alters_the_batch_and_moves_nothing():
     """The oracle: what the engine was asked to add."""
     model, added = a_model(4), []
     with opened("several batches", model) as private:
-        real = private._clipper._engine.clipped_sum
-        private._clipper._engine.clipped_sum = lambda *given: added.append(private.is_check) or real(*given)
+        real = private._clipper.clipped
+        private._clipper.clipped = lambda *given: added.append(private.is_check) or real(*given)
         flags = []
         for batch in private.batches:
             flags.append(private.is_check)

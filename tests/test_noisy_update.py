@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import epsilons
 from epsilons.clipping import Loop
+from epsilons.clipping.engine import add_each
 from epsilons.errors import ModelError
+from epsilons.training.noisy_update import CHECK_EVERY
 from shares import share
 from small_runs import CLASSES, FEATURES, everyone, losses_of, parameters_of, private_over, same
 
@@ -63,10 +66,15 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
         performance=performance,
     )  # fmt: skip
     parts: list[list[Tensor]] = []
-    add = private._noisy_update.add
-    monkeypatch.setattr(
-        private._noisy_update, "add", lambda clipped: (parts.append([p.clone() for p in clipped]), add(clipped))
-    )
+    clipped = private._clipper.clipped
+
+    def noted(*given: Any) -> Any:
+        own = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
+        clipped(*given)(own)
+        parts.append(own)
+        return functools.partial(add_each, own)
+
+    monkeypatch.setattr(private._clipper, "clipped", noted)
     numbers, seen = [], []
     parameters = list(model.parameters())
 
@@ -94,6 +102,134 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
             private.step()
     assert len(seen) == 80 * len(parameters)
     assert {0, 1, 2} <= set(numbers)
+
+
+def test_parameters_of_several_types_are_updated_as_each_alone():
+    """Their update has no memory of its own; the next sum is not made where it is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())
+    forward = lambda x: model[1](model[0](x).double())  # noqa: E731
+    optimizer = Keeping(model.parameters(), lr=0.1)
+    x, y = torch.randn(30, 4), torch.randint(3, (30,))
+    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
+    with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
+        for bx, by in private.batches:
+            private.backward(F.cross_entropy(forward(bx), by, reduction="none"))
+            private.step()
+    assert [p.dtype for p in optimizer.kept[0]] == [p.dtype for p in model.parameters()]
+    check_kept(optimizer)
+
+
+class Keeping(torch.optim.SGD):
+    """It keeps the gradients of every step, as they were and as it got them."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.kept: list[list[Tensor]] = []
+        self.copies: list[list[Tensor]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        own = [p.grad for group in self.param_groups for p in group["params"]]
+        self.kept.append(own)
+        self.copies.append([g.clone() for g in own])
+        return super().step(closure)
+
+
+def check_kept(optimizer: Keeping) -> None:
+    assert len(optimizer.kept) == 6
+    for own, copies in zip(optimizer.kept, optimizer.copies, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, copies, strict=True))
+    assert not torch.equal(optimizer.copies[0][0], optimizer.copies[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_that_an_optimizer_keeps_stays_as_it_was(dtype):
+    """The memory of an update is used again only if nobody else has it."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).to(dtype)
+    optimizer = Keeping(model.parameters(), lr=0.1)
+    x, y = torch.randn(30, 4, dtype=dtype), torch.randint(3, (30,))
+    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
+    with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
+        for bx, by in private.batches:
+            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
+            private.step()
+    check_kept(optimizer)
+
+
+# -- frozen weights -------------------------------------------------------------------------------------------------
+
+
+class WithFrozen(nn.Module):
+    """A frozen table that is too large to be hashed at every step, and a trained layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(5_000, 16).requires_grad_(False)
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.table(tokens).mean(1))
+
+
+def _add_in_place(model: WithFrozen) -> None:
+    with torch.no_grad():
+        model.table.weight[7] += 1
+
+
+def _replace(model: WithFrozen) -> None:
+    model.table.weight = nn.Parameter(model.table.weight.detach() + 1, requires_grad=False)
+
+
+def _set_data(model: WithFrozen) -> None:
+    model.table.weight.data = model.table.weight.data + 1
+
+
+def _write_to_data(model: WithFrozen) -> None:
+    model.table.weight.data[7] += 1
+
+
+@pytest.mark.parametrize(
+    ("write", "most"), [(_add_in_place, 1), (_replace, 1), (_set_data, 1), (_write_to_data, CHECK_EVERY + 1)]
+)
+def test_a_write_to_frozen_weights_is_refused(write, most):
+    """At once, if torch knows of it; otherwise within CHECK_EVERY updates."""
+    model = WithFrozen()
+    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    x, y = torch.randint(5_000, (30, 4)), torch.randint(3, (30,))
+    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(2 * CHECK_EVERY, 3.0, 1.0), "uniform", accountant="rdp")
+    private = epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1)
+    after = 0
+    with pytest.raises(ModelError, match=r"table\.weight changed between two updates"), private:
+        for bx, by in private.batches:
+            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
+            if private.step():
+                after += private.updates > 5
+                if private.updates == 5:
+                    write(model)
+    assert after < most
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "end"])
+def test_a_write_to_frozen_weights_is_refused_where_a_state_is_saved_and_at_the_end(how, tmp_path):
+    model = WithFrozen()
+    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    x, y = torch.randint(5_000, (30, 4)), torch.randint(3, (30,))
+    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(12, 3.0, 1.0), "uniform", accountant="rdp")
+    private = epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, run_dir=tmp_path / "run")
+    with pytest.raises(ModelError, match=r"table\.weight changed between two updates"), private:
+        for bx, by in private.batches:
+            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
+            if private.step() and private.updates == (5 if how == "checkpoint" else 12):
+                _write_to_data(model)
+                if how == "checkpoint":
+                    private.checkpoint()
+    assert private.updates == (5 if how == "checkpoint" else 12)
 
 
 # -- hooks of the optimizer -----------------------------------------------------------------------------------------

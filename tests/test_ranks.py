@@ -33,12 +33,13 @@ from typer.testing import CliRunner
 import epsilons
 from epsilons import Plan
 from epsilons.cli import app
+from epsilons.core.checksums import check_sum, hash_of
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import InputError, RankError
 from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
-from epsilons.training.distributed import Ranks, check_sum, hash_of
+from epsilons.training.distributed import Ranks
 from options import fit_flat, make_flat
 from pages import ROOT, blocks
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until

@@ -54,7 +54,7 @@ def body(kind, **facts):
 
 
 def now(kind, **facts):
-    """The text of an event of this second: events before it have no later time only if it is made when it is written."""
+    """The text of an event of this second. Made earlier than it is written, it may be older than the event before."""
     import datetime
 
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

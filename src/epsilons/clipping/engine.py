@@ -11,7 +11,7 @@ record may change the last bits of the gradients of others (docs/concepts.md).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +41,16 @@ def is_covered(records: float, physical_batch: float, ratio: float = 1.0) -> boo
     (True, True, False)
     """
     return records * (physical_batch + records / physical_batch) * ratio <= 2**32
+
+
+#: Adds a sum of clipped gradients to these tensors, one 64-bit tensor per parameter.
+Clipped = Callable[[Sequence[Tensor]], None]
+
+
+def add_each(parts: Sequence[Tensor], totals: Sequence[Tensor]) -> None:
+    """Add each part to its total."""
+    for total, part in zip(totals, parts, strict=True):
+        total += part
 
 
 class NonFiniteGradientError(Exception):

@@ -229,11 +229,20 @@ def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
 
 def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """As `products`: each product of two 32-bit numbers is exact. The smaller side is scaled, and gives the rows."""
-    records, time, k = left.shape
-    p = right.shape[2]
+    k, p = left.shape[2], right.shape[2]
     if k > p:
         return _in_64_bits(right, left, factor).mT
     total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
+    add_products_in_64_bits(left, right, factor, total)
+    return total
+
+
+def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: Tensor) -> None:
+    """Add them to a total (k, p) 64-bit."""
+    records, time, k = left.shape
+    p = right.shape[2]
+    if k > p:
+        left, right, total, k, p = right, left, total.mT, p, k
     values = VALUES_AT_ONCE if is_on_cpu(left) else 8 * MOST_AT_ONCE
     at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE, records))
     wide = torch.empty(at_once, time, p, dtype=torch.float64, device=left.device)
@@ -242,7 +251,6 @@ def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
         scaled = (some_left.double() * factors[:, None, None]).flatten(0, 1)
         plain = wide[: len(factors)].copy_(some_right).flatten(0, 1)
         total.addmm_(scaled.T, plain)
-    return total
 
 
 def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
@@ -344,9 +352,9 @@ class RandomCheck:
         return factor, self.gradients(losses, factor)
 
     def gradients(self, losses: Tensor, factor: Tensor) -> list[Tensor | None]:
-        """Autograd's gradient of Σ factor·losses by each parameter, 64-bit. Keeps the graph."""
+        """Autograd's gradient of Σ factor·losses by each parameter, at least 32-bit. Keeps the graph."""
         gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
-        return [None if g is None else g.double() for g in gradients]
+        return [g if g is None or g.dtype in (torch.float32, torch.float64) else g.double() for g in gradients]
 
 
 def rounding_of(sizes: Iterable[float]) -> float:

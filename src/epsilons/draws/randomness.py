@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -27,14 +27,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..core.threads import for_each
 from ..errors import InputError, named
 from ..ledger.run_folder import KEY_BYTES
 
 # -- Standard normal values from uniform 64-bit words, by the transform of Box and Muller, vectorised
 
-#: The values that are made together: few enough for the cache, and enough to hide what a call costs.
+#: The values of one stream.
 BLOCK = 2**16
 SECTORS = 1024
+#: The pairs that are computed together: few enough for the cache, and enough to hide what a call costs.
+AT_ONCE = 2**14
 
 Words = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.float64]
@@ -51,10 +54,21 @@ def _table() -> tuple[Values, Values]:
 _COSINE, _SINE = _table()
 
 
+class _Scratch(threading.local):
+    """Memory of one thread."""
+
+    def __init__(self) -> None:
+        self.values = np.empty((8, AT_ONCE))
+        self.sectors = np.empty(AT_ONCE, dtype=np.int64)
+
+
+_scratch = _Scratch()
+
+
 def fill(words: Words, values: Values) -> None:
     """Fill `values` (count,) with standard normal values from words (2 · pairs,), with pairs = ⌈count / 2⌉.
 
-    words  uniform and independent; they are overwritten
+    words  uniform and independent; they are overwritten. `values` may be in the same memory
 
     Box and Muller (Ann. Math. Statist. 29(2), 1958): with u uniform in (0, 1] and an angle uniform on the circle,
     √(−2 ln u)·cos(angle) and √(−2 ln u)·sin(angle) are independent standard normal values. One word gives u, with 63
@@ -70,14 +84,23 @@ def fill(words: Words, values: Values) -> None:
     all of the record's norm, and below 10⁻¹⁵ if a million share it.
     """
     pairs = len(words) // 2
-    radius, angle, square, cosine, sine, turned = np.empty((6, pairs))
-    sector = np.empty(pairs, dtype=np.int64)
-    first, second = values[:pairs], values[pairs:]
-    _radius(words[:pairs], radius)
-    np.bitwise_and(words[pairs:], np.uint64(SECTORS - 1), out=sector.view(np.uint64))
-    _position(words[pairs:], angle)
+    for start in range(0, pairs, AT_ONCE):
+        stop = min(start + AT_ONCE, pairs)
+        second = values[pairs + start : pairs + stop]  # one less at the end, if the count is odd
+        _fill_pairs(words[start:stop], words[pairs + start : pairs + stop], values[start:stop], second)
+
+
+def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> None:
+    """As `fill`, for (pairs,) words each. The memory of what is between is used again: new memory costs more."""
+    pairs = len(radii)
+    radius, angle, square, cosine, sine, turned, x, y = _scratch.values[:, :pairs]
+    sector = _scratch.sectors[:pairs]
+    _radius(radii, radius)
+    np.bitwise_and(angles, np.uint64(SECTORS - 1), out=sector.view(np.uint64))
+    _position(angles, angle)
     # The middle of the sector, at the radius.
-    x, y = np.take(_COSINE, sector), np.take(_SINE, sector)
+    np.take(_COSINE, sector, out=x, mode="clip")  # "clip" writes to `out` itself; all sectors are in the table
+    np.take(_SINE, sector, out=y, mode="clip")
     x *= radius
     y *= radius
     _cosine_and_sine(angle, square, cosine, sine)
@@ -136,8 +159,8 @@ class Stream(Protocol):
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
         """(count,) uniform 64-bit integers."""
 
-    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
-        """Overwrite (count,) values with standard normal ones, 64-bit."""
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """(count,) standard normal values, 64-bit."""
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
@@ -160,8 +183,11 @@ class _Philox:
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
         return self._bits.random_raw(count).astype(np.uint64, copy=False)
 
-    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
-        fill(self.integers(len(values) + len(values) % 2), values)
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        words = self.integers(count + count % 2)
+        values = words.view(np.float64)[:count]  # in place of the words
+        fill(words, values)
+        return values
 
 
 class _ChaCha20:
@@ -180,14 +206,16 @@ class _ChaCha20:
         self._keystream.update_into(bytes(8 * count), words.view(np.uint8).data)
         return words.astype(np.uint64, copy=False)
 
-    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
         """Half the sums of four normals each, of two pairs that no other value is made of."""
-        for start in range(0, len(values), BLOCK // 4):
+        values = np.empty(count)
+        for start in range(0, count, BLOCK // 4):
             part = values[start : start + BLOCK // 4]
             four = np.empty((4, len(part)))
             fill(self.integers(four.size), four.reshape(-1))
             np.sum(four, axis=0, out=part)
             part /= 2
+        return values
 
 
 SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
@@ -254,12 +282,24 @@ class Randomness:
         """(count,) standard normal values for one update; the same for any number of threads."""
         values = np.empty(count)
 
-        def fill(start: int) -> None:
-            stream = self.stream("noise", phase, step, start // BLOCK)
-            stream.fill_with_normals(values[start : start + BLOCK])
+        def put(start: int, block: Values) -> None:
+            values[start : start + len(block)] = block
 
-        _for_each(range(0, count, BLOCK), fill, threads)
+        self.each_block(phase, step, count, put, threads)
         return values
+
+    def each_block(
+        self, phase: int, step: int, count: int, use: Callable[[int, Values], None], threads: int = 1
+    ) -> None:
+        """Call use(start, values) for the blocks of `noise`, in the threads that make them, in any order.
+
+        values  (at most BLOCK,) which may be changed
+        """
+
+        def make(start: int) -> None:
+            use(start, self.stream("noise", phase, step, start // BLOCK).normals(min(BLOCK, count - start)))
+
+        for_each(range(0, count, BLOCK), make, threads)
 
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
@@ -290,17 +330,6 @@ def _name(purpose: str, *address: int | str) -> bytes:
 
 def _as_seed(subkey: bytes) -> int:
     return int.from_bytes(subkey[:8], "little") >> 1
-
-
-def _for_each(items: Sequence[int], work: Callable[[int], None], threads: int) -> None:
-    """Do the work for every item; by threads that end with this call, unless one is enough."""
-    if min(threads, len(items)) <= 1:
-        for item in items:
-            work(item)
-        return
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        for _ in pool.map(work, items):  # raises what the work raised
-            pass
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.checksums import CheckSums
 from ..core.modules import named_modules
 from ..draws import batches
 from ..draws.batches import Gathered, is_equal, leaves, sizes_of, tensors
@@ -29,29 +30,40 @@ from .watch import OperatorWatch, Read, Watched
 Numbers = dict[tuple[nn.Module, str], float]
 
 
-def contents(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all tensors that a model keeps: parameters, buffers, and plain attributes outside any graph."""
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.requires_grad:
-                tensors[f"{name}.{attribute}".strip(".")] = value
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+@dataclass(frozen=True)
+class Contents:
+    """Checksums of what a model keeps: parameters, buffers, and plain attributes outside any graph.
 
+    names   of the tensors
+    kept    their checksums; of frozen weights and large buffers only whether torch wrote to them
+    """
 
-def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:
-    """Refuse a model that a forward pass wrote to, by whatever way. Raises UnsupportedLayerError."""
-    after = contents(model)
-    changed = [
-        name
-        for name in sorted({*before, *after})
-        if name not in before
-        or name not in after
-        or before[name].shape != after[name].shape
-        or not torch.allclose(before[name], after[name], rtol=0.0, atol=0.0, equal_nan=True)
-    ]
-    if changed:
-        raise messages.writes(changed)
+    names: tuple[str, ...]
+    kept: CheckSums
+
+    @classmethod
+    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter], before: Contents | None = None) -> Contents:
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        attributes = {
+            f"{name}{attribute}": value
+            for name, module in named_modules(model)
+            for attribute, value in vars(module).items()
+            if isinstance(value, Tensor) and not value.requires_grad
+        }
+        tensors |= attributes
+        always, was = [*parameters, *attributes.values()], None
+        if before is not None and before.names == tuple(tensors):
+            was = before.kept
+        sums = CheckSums.of(list(tensors.values()), always, was, are_read=before is not None)
+        return cls(tuple(tensors), sums)
+
+    def check(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        """Refuse a model that a forward pass wrote to, by whatever way. Raises UnsupportedLayerError."""
+        now = Contents.of(model, parameters, self)
+        if self.names != now.names:
+            raise messages.writes(sorted({*self.names} ^ {*now.names}))
+        if changed := self.kept.changed(now.kept):
+            raise messages.writes(sorted(self.names[k] for k in changed))
 
 
 def numbers_in(model: nn.Module) -> Numbers:
@@ -120,7 +132,7 @@ class IndependenceCheck:
         self.varies, self.saw_other_lengths = self._variants.varies, False
         self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
         self._coins, self._earlier = Coins(step), earlier or {}
-        self._contents = contents(model)
+        self._contents = Contents.of(model, self._parameters)
         self._watch = OperatorWatch(count)
         self._variant: Variant | None = None  # the form at hand, with its shapes and what its collate function did
         self._shapes: list[Any] = []
@@ -175,7 +187,7 @@ class IndependenceCheck:
         self._check_operators(watched)
         self._reads += [(read, watched.produced) for read in watched.reads]
         if reference is None:
-            check_contents(self._contents, self._model)
+            self._contents.check(self._model, self._parameters)
             self._begin(losses, watched)
             return
         is_padded = self._shapes != reference.shapes  # records have another length in this form
@@ -212,7 +224,7 @@ class IndependenceCheck:
 
     def _conclude(self) -> None:
         """Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError."""
-        check_contents(self._contents, self._model)
+        self._contents.check(self._model, self._parameters)
         outcomes: dict[str, set[str]] = {}
         for read, _ in self._reads:
             outcomes.setdefault(read.line, set()).add(read.value)

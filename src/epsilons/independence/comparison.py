@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -109,11 +109,22 @@ def _is_same_gradient(one: list[Tensor | None], other: list[Tensor | None]) -> b
     difference, square = 0.0, 0.0
     for a, b in zip(one, other, strict=True):
         if a is not None or b is not None:
-            left, right = (0.0 if g is None else g.double() for g in (a, b))
-            difference += float(torch.as_tensor(left - right).square().sum())
-            square += float(torch.as_tensor(left).square().sum())
+            for left, right in _in_parts(a, b):
+                difference += float((left - right).square().sum())
+                square += float(left.square().sum())
     size = math.sqrt(square) if square >= 0 else math.nan
     return math.sqrt(difference) <= SAME_GRADIENT * size + 1e-12 if size < math.inf else True
+
+
+#: So many numbers are compared in 64 bits at once.
+AT_ONCE = 2**20
+
+
+def _in_parts(one: Tensor | None, other: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both in 64 bits, part by part; None is 0."""
+    sides = [[] if g is None else torch.split(g.reshape(-1), AT_ONCE) for g in (one, other)]
+    for left, right in zip_longest(*sides, fillvalue=torch.zeros(())):
+        yield left.double(), right.to(left.device).double()
 
 
 # -- Whether losses depend on the number of records

@@ -1,7 +1,9 @@
-"""Checkpoint files: the whole state of a run in two files, without pickle.
+"""Checkpoint files: the whole state of a run in two files, without pickle; frozen weights in a third.
 
-    checkpoints/000002.safetensors   every tensor
-    checkpoints/000002.json          everything else, and the hash of the tensors; written last, it makes the pair valid
+    checkpoints/000002.safetensors        every tensor that training may change, once
+    checkpoints/000002.json               everything else, and the hash of the tensors; written last, it makes the pair
+                                          valid
+    checkpoints/frozen-1f….safetensors    weights that no update writes to, named by their hash: for all checkpoints
 
 Coins and noise need no state, because they are functions of (key, phase, step). Besides model and optimizer, a
 checkpoint holds what may change the next sum: buffers, generators, and the schedulers and averages that the caller
@@ -11,10 +13,9 @@ registered.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ..core.checksums import tree_hash
 from ..core.files import sync_folder, write_json
 from ..draws.batches import parts, rebuilt
 from ..errors import EpsilonsError, RunError, parsed_json
@@ -41,29 +43,54 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
-def save(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Write the state durably, and remove older ones. Raises RunError if it cannot be written without pickle."""
-    tensors: dict[str, Tensor] = {}
-    packed = _packed(dict(state), tensors, itertools.count())
+def save(folder: Path, state: Mapping[str, Any], frozen: Sequence[Tensor] = ()) -> Path:
+    """Write the state durably, and remove older ones. Raises RunError if it cannot be written without pickle.
+
+    frozen   tensors in it that no update writes to: they are written if they differ from those of the checkpoint before
+    """
+    packing = _Packing({_address(tensor) for tensor in frozen})
+    packed = packing.pack(dict(state))
     last = max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
     file = folder / f"{last + 1:06d}.json"
-    data, temporary = file.with_suffix(".safetensors"), file.with_suffix(".new")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_file(tensors, temporary)
-        digest = _sync_and_hash(temporary)
-        os.replace(temporary, data)
+        facts = {"schema": SCHEMA, "tensors": _write(file.with_suffix(".safetensors"), packing.tensors)}
+        if packing.frozen:
+            name = f"frozen-{tree_hash(packing.frozen.values())}.safetensors"
+            before = _frozen_in(folder)
+            digest = before[1] if before and before[0] == name else _write(folder / name, packing.frozen)
+            facts["frozen"] = [name, digest]
         sync_folder(folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"The checkpoint {data} cannot be written: {error}. Make room; what was charged stays charged."
+            f"The checkpoint {file} cannot be written: {error}. Make room; what was charged stays charged."
         ) from None
-    write_json(file, {"schema": SCHEMA, "tensors": digest, "state": packed})
+    write_json(file, facts | {"state": packed})
     for older in sorted(folder.glob("*.json"))[:-KEPT]:
         older.unlink(missing_ok=True)
         older.with_suffix(".safetensors").unlink(missing_ok=True)
     return file
+
+
+def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write these tensors, durably once the folder is. Gives the file's hash."""
+    temporary = file.with_suffix(".new")
+    save_file(dict(tensors), temporary)
+    digest = _sync_and_hash(temporary)
+    os.replace(temporary, file)
+    return digest
+
+
+def _frozen_in(folder: Path) -> tuple[str, str] | None:
+    """(name, hash) of the frozen weights of the last checkpoint, if their file is there."""
+    for file in sorted(folder.glob("*.json"), reverse=True):
+        try:
+            name, digest = parsed_json(file.read_text(encoding="utf-8"))["frozen"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return (name, digest) if (folder / name).exists() else None
+    return None
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
@@ -74,12 +101,22 @@ def latest(folder: Path) -> dict[str, Any] | None:
             values = parsed_json(file.read_text(encoding="utf-8"))
             if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
                 continue
-            state = _unpacked(values["state"], load_file(data))
+            state = _unpacked(values["state"], load_file(data) | _load_frozen(folder, values.get("frozen")))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
         if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
             return state
     return None
+
+
+def _load_frozen(folder: Path, named: Any) -> dict[str, Tensor]:
+    """Raises ValueError if the file has another hash."""
+    if named is None:
+        return {}
+    name, digest = named
+    if Path(name).name != name or _sync_and_hash(folder / name) != digest:
+        raise ValueError(name)
+    return load_file(folder / name)
 
 
 def remove(folder: Path) -> None:
@@ -165,27 +202,51 @@ def marks(state: Any) -> list[Any]:
     return [(leaf.data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)]
 
 
-def copied(state: Any) -> Any:
-    """The state with copied tensors; tensors that share values share a copy."""
-    return _copied(state, {})
+class Copies:
+    """Copies of states, one after the other, in the same memory: a copy is valid until the next one is made."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Address, Tensor] = {}  # by what was copied
+
+    def of(self, state: Any, left_out: Collection[int] = ()) -> Any:
+        """The state with copied tensors; tensors that share values share a copy.
+
+        left_out  addresses of tensors that are not copied
+        """
+        known: dict[Address, Tensor] = {}
+        copy = self._copied(state, known, left_out)
+        self._memory = known
+        return copy
+
+    def _copied(self, node: Any, known: dict[Address, Tensor], left_out: Collection[int]) -> Any:
+        """known: copies of this state by what they are copies of"""
+        kind = type(node)
+        if kind in _PLAIN:  # first, because there are many
+            return node
+        if kind is dict:
+            return {key: self._copied(part, known, left_out) for key, part in node.items()}
+        if kind is list:
+            return [self._copied(part, known, left_out) for part in node]
+        if not isinstance(node, Tensor):
+            inner = parts(node)
+            if inner is None:
+                return node
+            return rebuilt(node, {key: self._copied(part, known, left_out) for key, part in inner.items()})
+        if node.data_ptr() in left_out:
+            return node
+        address = _address(node)
+        if address not in known:
+            memory = self._memory.get(address)
+            known[address] = node.detach().clone() if memory is None else memory.copy_(node.detach())
+        return known[address]
 
 
-def _copied(node: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
-    """known: copies by what they are copies of"""
-    kind = type(node)
-    if kind in _PLAIN:  # first, because there are many
-        return node
-    if kind is dict:
-        return {key: _copied(part, known) for key, part in node.items()}
-    if kind is list:
-        return [_copied(part, known) for part in node]
-    if not isinstance(node, Tensor):
-        inner = parts(node)
-        return node if inner is None else rebuilt(node, {key: _copied(part, known) for key, part in inner.items()})
-    address = node.data_ptr(), node.dtype, node.shape, node.stride(), node.device
-    if address not in known:
-        known[address] = node.detach().clone()
-    return known[address]
+#: Of a tensor's values: where they are, and how they are read.
+Address = tuple[Any, ...]
+
+
+def _address(tensor: Tensor) -> Address:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _leaves(state: Any) -> list[Any]:
@@ -211,28 +272,54 @@ def _add_leaves(state: Any, found: list[Any]) -> None:
 # -- packing ----------------------------------------------------------------------------------------------------------
 
 
-def _packed(value: Any, tensors: dict[str, Tensor], numbers: Iterator[int]) -> Any:
-    """The value as JSON; tensors go into `tensors` under a number, and types that JSON lacks get a key with $."""
-    if isinstance(value, Tensor):
-        name = str(next(numbers))
-        tensors[name] = value.detach().cpu().clone().contiguous()
-        return {"$tensor": name}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return {"$float": value.hex()}
-    if isinstance(value, np.generic):
-        return _packed(value.item(), tensors, numbers)
-    if isinstance(value, tuple):
-        return {"$tuple": [_packed(item, tensors, numbers) for item in value]}
-    if isinstance(value, list):
-        return [_packed(item, tensors, numbers) for item in value]
-    if isinstance(value, Mapping):
-        return {"$items": [[_packed(part, tensors, numbers) for part in pair] for pair in value.items()]}
-    raise RunError(
-        f"A state holds a {type(value).__name__}, which cannot be saved without pickle. Save numbers, texts, tensors, "
-        "and lists and dicts of them."
-    )
+class _Packing:
+    """Turns a state into JSON. Each tensor becomes a number, and is kept under it: tensors with the same values once.
+
+    tensors, frozen   by number; frozen are those with the given addresses
+    """
+
+    def __init__(self, frozen: Collection[Address]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.frozen: dict[str, Tensor] = {}
+        self._is_frozen = frozen
+        self._names: dict[Address, str] = {}
+        self._storages: set[int] = set()
+
+    def pack(self, value: Any) -> Any:
+        """The value as JSON; types that JSON lacks get a key with $."""
+        if isinstance(value, Tensor):
+            return {"$tensor": self._name(value.detach())}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return {"$float": value.hex()}
+        if isinstance(value, np.generic):
+            return self.pack(value.item())
+        if isinstance(value, tuple):
+            return {"$tuple": [self.pack(item) for item in value]}
+        if isinstance(value, list):
+            return [self.pack(item) for item in value]
+        if isinstance(value, Mapping):
+            return {"$items": [[self.pack(part) for part in pair] for pair in value.items()]}
+        raise RunError(
+            f"A state holds a {type(value).__name__}, which cannot be saved without pickle. Save numbers, texts, "
+            "tensors, and lists and dicts of them."
+        )
+
+    def _name(self, tensor: Tensor) -> str:
+        address = _address(tensor)
+        if address not in self._names or not tensor.numel():  # all without numbers may have one address
+            is_frozen = address in self._is_frozen
+            name = f"frozen {len(self.frozen)}" if is_frozen else str(len(self.tensors))
+            # safetensors writes what lies in one piece, and no two tensors in one memory.
+            storage = tensor.untyped_storage().data_ptr()
+            saved = tensor.cpu().contiguous()
+            if storage in self._storages:
+                saved = saved.clone()
+            self._storages.add(storage)
+            (self.frozen if is_frozen else self.tensors)[name] = saved
+            self._names[address] = name
+        return self._names[address]
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -85,16 +85,12 @@ class Ranks:
             self.has_aborted = True
             raise RankError(problem)
 
-    def all_reduce(self, sums: Sequence[Tensor], where: str, facts: Mapping[str, Any]) -> None:
-        """Check agreement on the facts, and replace each tensor by its sum over all ranks."""
-        if not self.is_distributed:
-            return
-        flat = torch.cat([part.reshape(-1) for part in sums])  # before the collective call, because it may fail
-        with self._translating_errors():
-            self.check_agreement(where, facts)
-            dist.all_reduce(flat)
-        for part, total in zip(sums, torch.split(flat, [part.numel() for part in sums]), strict=True):
-            part.copy_(total.reshape(part.shape))
+    def all_reduce(self, total: Tensor, where: str, facts: Mapping[str, Any]) -> None:
+        """Check agreement on the facts, and replace a tensor by its sum over all ranks."""
+        if self.is_distributed:
+            with self._translating_errors():
+                self.check_agreement(where, facts)
+                dist.all_reduce(total)
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
@@ -221,28 +217,6 @@ def _use_gpu(device: str, local_rank: int, gpus: int) -> None:
     if local_rank >= gpus:
         raise InputError(f"Every process needs a GPU; torchrun started more processes than this machine's {gpus} GPUs.")
     torch.cuda.set_device(local_rank)
-
-
-def check_sum(tensors: Iterable[Tensor]) -> int:
-    """A checksum that differs if one bit differs. It is fast and no hash: some changes cancel."""
-    total = 0
-    for tensor in tensors:
-        total = 31 * total + int(as_integers(tensor).sum(dtype=torch.int64))
-    return total % 2**64
-
-
-def as_integers(tensor: Tensor) -> Tensor:
-    """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-    return tensor.detach().contiguous().view(integer)
-
-
-def hash_of(tensors: Iterable[Tensor]) -> str:
-    """A hash of the bits of these tensors."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _difference(name: str, notes: Sequence[Mapping[str, Any]]) -> str:

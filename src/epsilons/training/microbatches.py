@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..clipping import Engine, NonFiniteGradientError
+from ..clipping import Engine, Ghost, NonFiniteGradientError
+from ..clipping.engine import Clipped, add_each
 from ..clipping.summing import GROUP
 from ..core.modules import lay_out
 from ..draws import batches
@@ -308,15 +310,21 @@ class Clipper:
 
     def begin(self, issued: Issued, largest: int) -> None:
         """Before the forward pass. largest: rows of a physical batch, at most"""
-        self._largest = largest
+        GROUP.set(usual(self._plan.phases[issued.physical.phase].expected_batch, largest))
         self._engine.begin(len(issued.indices))
 
-    def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
+    def sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
-        GROUP.set(usual(self._plan.phases[issued.physical.phase].expected_batch, self._largest))
-        if issued.readings.is_of_records:
-            return self._engine.clipped_sum(losses, *self._bounds(issued))
-        return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
+        return self._engine.clipped_sum(losses, *self._bounds(issued), **_sizes(issued))
+
+    def clipped(self, issued: Issued, losses: Tensor) -> Clipped:
+        """What adds this sum to one total per parameter. An engine's own tensors stay: it may use them again.
+
+        Raises NonFiniteGradientError as the engine does. Nothing was added then.
+        """
+        if type(self._engine) is Ghost:
+            return self._engine.clipped(losses, *self._bounds(issued), **_sizes(issued))
+        return partial(add_each, self.sum(issued, losses))
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""
@@ -331,6 +339,11 @@ class Clipper:
         """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
         lay_out(self._relaid, torch.contiguous_format)
+
+
+def _sizes(issued: Issued) -> dict[str, Any]:
+    """The argument that engines need for persons."""
+    return {} if issued.readings.is_of_records else {"sizes": issued.readings.sizes.tolist()}
 
 
 def usual(expected: float, largest: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,93 +15,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ..core.checksums import CheckSums, check_sum, tree_hash
 from ..core.modules import names_of, tensors_of
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
-from .distributed import Ranks, as_integers, check_sum, hash_of
+from .distributed import Ranks
 from .turns import Position
 
-# -- Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`
+# -- Checksums of what is in a model
 #
-# Such a write to a parameter or a buffer is not clipped and gets no noise. So what is there after an update is compared
-# with what is there before the next one.
+# What something else writes to a parameter or a buffer is not clipped and gets no noise. So what is there after an
+# update is compared with what is there before the next one. Weights that no update writes to (frozen ones, and buffers)
+# may be most of a model: storage and version tell whether torch wrote to them, and their bits are read where a state is
+# saved, where the run ends, and at every CHECK_EVERY-th update, for writes that change no version.
 
-#: Words of 64 bits that are so far apart are added: a prime, unlike the widths of layers.
-COLUMNS = 4093
-
-
-@dataclass(frozen=True)
-class Contents:
-    """Checksums of a model's tensors; they change if anything writes there. sums: in the order of `tensors_of`"""
-
-    sums: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Contents:
-        """The checksums of all parameters and buffers, and of trained parameters outside the model."""
-        return cls(tuple(_check_sums(_all_tensors(model, parameters))))
-
-    def check(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        """Raise ModelError with the names of the tensors that changed since."""
-        now = Contents.of(model, parameters)
-        if self == now:
-            return
-        names = names_of(model)
-        names += ["a parameter outside the model"] * (len(now.sums) - len(names))
-        changed = [name for name, b, a in zip(names, self.sums, now.sums, strict=False) if a != b]
-        is_other = len(self.sums) != len(now.sums)
-        raise ModelError(written_outside(["a tensor that was added or removed"] if is_other else changed))
-
-
-def _all_tensors(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    inside = tensors_of(model)
-    ids = {id(t) for t in inside}
-    return inside + [p for p in parameters if id(p) not in ids]
-
-
-def _check_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """A number for each, from all bits.
-
-    It changes with any one of them. Of several changes of a large tensor, those may cancel that lie a multiple of
-    COLUMNS words apart.
-    """
-    large = iter(_on_cpu([_columns(_words(t)) for t in tensors if not _is_small(t)]))
-    return [hash(as_integers(t).numpy().tobytes() if _is_small(t) else next(large).tobytes()) for t in tensors]
-
-
-def _is_small(tensor: Tensor) -> bool:
-    """Whether it is hashed whole, which then takes no longer than to add its words first."""
-    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() < 16 * COLUMNS
-
-
-def _columns(words: Tensor) -> Tensor:
-    """(COLUMNS,) or fewer sums of (n,) words, modulo 2⁶⁴."""
-    whole = len(words) - len(words) % COLUMNS
-    if not whole:
-        return words
-    columns = words[:whole].view(-1, COLUMNS).sum(0)
-    columns[: len(words) - whole] += words[whole:]
-    return columns
-
-
-def _on_cpu(columns: Sequence[Tensor]) -> list[npt.NDArray[np.int64]]:
-    """Those of a GPU are copied together, because each copy waits for it."""
-    if all(each.device.type == "cpu" for each in columns):
-        return [each.numpy() for each in columns]
-    sizes = [len(each) for each in columns]
-    together = torch.cat([each.to(columns[0].device) for each in columns]).cpu()
-    return [each.numpy() for each in torch.split(together, sizes)]
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """(n,) the bits of the values as 64-bit words, filled up with zeros."""
-    bits = as_integers(tensor).reshape(-1)
-    each = 8 // bits.element_size()
-    if len(bits) % each or bits.storage_offset() % each:
-        bits = torch.cat([bits, bits.new_zeros(-len(bits) % each)])
-    return bits.view(torch.int64)
+#: Updates.
+CHECK_EVERY = 64
 
 
 def written_outside(names: Sequence[str]) -> str:
@@ -138,67 +68,106 @@ class NoisyUpdate:
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._position, self._ledger, self._ranks = position, position.ledger, ranks
         self._trained = model_checks.Trained.of(parameters, model)
-        self._contents: Contents | None = None  # of parameters and buffers after the last update
+        self._contents: CheckSums | None = None  # of parameters and buffers after the last update
         self._versions: list[tuple[int, int]] = []  # of parameters and buffers at the start of the draw
+        self._unread = CHECK_EVERY  # updates since all bits were read
         self._is_stepping = False
         self._guard = optimizer.register_step_pre_hook(
             lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
-        self._sum: list[Tensor] = []  # empty before the first physical batch of a draw
+        self._total: Tensor | None = None  # (P,) float64, the sum of the current draw
+        self._update: Tensor | None = None  # (P,) the last update
+        self._is_zero = False  # whether nothing was added to it
 
     @property
     def sum(self) -> list[Tensor]:
         """One float64 tensor per parameter: clipped gradients of the current draw, on this rank."""
-        if not self._sum:
-            self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        return self._sum
+        if self._total is None:
+            numbers = sum(p.numel() for p in self._parameters)
+            self._total = torch.zeros(numbers, dtype=torch.float64, device=self._parameters[0].device)
+        self._is_zero = False
+        return self._by_parameter(self._total)
+
+    def _by_parameter(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [p.numel() for p in self._parameters])
+        return [part.view(p.shape) for p, part in zip(self._parameters, parts, strict=True)]
 
     def begin_sum(self) -> None:
-        self._sum = []
+        if self._total is not None and not self._is_zero:
+            self._total.zero_()
+            self._is_zero = True
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
-        self._sum = []
-
-    def add(self, clipped: Sequence[Tensor]) -> None:
-        """Add the clipped gradients of one physical batch. They are copied, because an engine may use them again."""
-        if not self._sum:
-            twins = zip(self._parameters, clipped, strict=True)
-            self._sum = [torch.empty_like(p, dtype=torch.float64).copy_(part) for p, part in twins]
-            return
-        for total, part in zip(self._sum, clipped, strict=True):
-            total += part
+        """Free the memory, too: a check needs it, and so does a checkpoint."""
+        self._total, self._update = None, None
 
     def noisy_average(self, randomness: Randomness) -> list[Tensor]:
         """One gradient per parameter: the sum over all ranks plus noise, divided by the expected batch size.
 
-        It is made in place of the sum, which is gone after this call. Rank 0 adds up only after its charge is durable,
-        and so do all ranks.
+        The sum is gone after this call. Rank 0 adds up only after its charge is durable, and so do all ranks.
         """
         at, ranks = self._position, self._ranks
+        self.sum  # noqa: B018  # of an empty draw, zeros
+        total = self._total
+        assert total is not None
         if ranks.is_distributed:
             step = {"the step": (at.phase, at.step)}
-            ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
-        phase = at.plan.phases[at.phase]
-        sizes = [p.numel() for p in self._parameters]
-        values = randomness.noise(at.phase, at.step, sum(sizes), torch.get_num_threads())
-        noise = torch.from_numpy(values).to(self._parameters[0].device)
-        noise *= phase.noise_std
-        average = []
-        for p, total, part in zip(self._parameters, self.sum, torch.split(noise, sizes), strict=True):
-            total += part.view(p.shape)
-            # The divisor is public and fixed: the drawn number of records is itself private.
-            total /= phase.expected_batch
-            average.append(total.to(p.dtype))
-        self._sum = []
-        return average
+            ranks.all_reduce(total, "at the end of a draw", step | self.shared_facts(randomness))
+        update = self._new_update(total)
+        self._add_noise(total, update, randomness)
+        parts = self._by_parameter(update)
+        if update is total:  # the next sum is made there, and must not be seen
+            return [_like(p, part) for p, part in zip(self._parameters, parts, strict=True)]
+        return [part if p.is_contiguous() else _like(p, part) for p, part in zip(self._parameters, parts, strict=True)]
+
+    def _new_update(self, total: Tensor) -> Tensor:
+        """(P,) memory for the update; that of the last one, if no optimizer kept a part of it."""
+        (dtype, *others) = {p.dtype for p in self._parameters}
+        if others or not total.numel():
+            return total
+        if self._update is None or is_shared(self._update):
+            self._update = torch.empty_like(total, dtype=dtype)
+        return self._update
+
+    def _add_noise(self, total: Tensor, update: Tensor, randomness: Randomness) -> None:
+        """total (P,) += noise, divided by the expected batch; the same rounded into `update`.
+
+        On a CPU block by block, so that no memory holds all noise. `Randomness.noise` gives the same values at once.
+        """
+        at, phase = self._position, self._position.plan.phases[self._position.phase]
+        # The divisor is public and fixed: the drawn number of records is itself private.
+        std, divisor, threads = phase.noise_std, phase.expected_batch, torch.get_num_threads()
+        if total.device.type != "cpu":
+            noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads)).to(total.device)
+            total.add_(noise.mul_(std)).div_(divisor)
+            update.copy_(total)
+            self._is_zero = False
+            return
+        sums = total.numpy()
+        is_apart = update is not total and update.dtype in (torch.float32, torch.float64)
+        rounded = update.numpy() if is_apart else None
+
+        def add(start: int, noise: npt.NDArray[np.float64]) -> None:
+            part = sums[start : start + len(noise)]
+            noise *= std
+            part += noise
+            part /= divisor
+            if rounded is not None:
+                rounded[start : start + len(noise)] = part
+                part[:] = 0.0  # for the next draw, while it is in the cache
+
+        randomness.each_block(at.phase, at.step, len(total), add, threads)
+        self._is_zero = is_apart
+        if not is_apart:
+            update.copy_(total)
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
         at, ledger, ranks = self._position, self._ledger, self._ranks
-        digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
+        digest = tree_hash(update) if ledger.durable or ranks.is_distributed else ""
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
         ranks.check_agreement("before the update", facts)
@@ -215,7 +184,7 @@ class NoisyUpdate:
         try:
             if sum(map(len, before)) > 1:  # the guard is one of them
                 _call(before, optimizer)
-                self.check_contents()
+                self.check_contents(whole=False)
             # Within the step they would run twice if it is a subclass's: in that of its parent, too.
             with _emptied(*before, *after):
                 optimizer.step()
@@ -246,21 +215,44 @@ class NoisyUpdate:
             self._note_contents()
 
     def _note_contents(self) -> None:
-        self._contents = Contents.of(self._model, self._parameters)
+        self._contents = self._now()
 
-    def check_contents(self) -> None:
-        """Refuse anything that was written to parameters or buffers since the last update."""
-        if self._contents is not None:
-            self._contents.check(self._model, self._parameters)
+    def _now(self, whole: bool = False) -> CheckSums:
+        """Of what the model holds. whole: what no update writes to is read, too"""
+        return CheckSums.of(self._held(), self._parameters, None if whole else self._contents)
+
+    def _held(self) -> list[Tensor]:
+        """All parameters and buffers, and trained parameters outside the model."""
+        inside = tensors_of(self._model)
+        ids = {id(t) for t in inside}
+        return inside + [p for p in self._parameters if id(p) not in ids]
+
+    def check_contents(self, whole: bool = True) -> None:
+        """Refuse anything that was written to parameters or buffers since the last update.
+
+        whole   False: what no update writes to is read at every CHECK_EVERY-th call only
+        """
+        if self._contents is None:
+            return
+        self._unread = 0 if whole or self._unread >= CHECK_EVERY else self._unread + 1
+        changed = self._contents.changed(self._now(self._unread == 0))
+        if changed is None:
+            raise ModelError(written_outside(["a tensor that was added or removed"]))
+        if changed:
+            names = [*names_of(self._model), "a parameter outside the model"]
+            raise ModelError(written_outside([names[min(k, len(names) - 1)] for k in changed]))
 
     def forget_contents(self) -> None:
         """After the last update: what is written from now on is not trained further."""
         self._contents = None
 
-    @property
-    def is_unchanged(self) -> bool:
-        """True if nothing was written to parameters and buffers since the last update."""
-        return self._contents == Contents.of(self._model, self._parameters)
+    def changes(self) -> tuple[bool, bool]:
+        """Whether something else than an update wrote to parameters or buffers: to any, and to those rarely read."""
+        before = self._contents
+        if before is None:
+            return True, True
+        changed = before.changed(self._now(whole=True))
+        return changed != [], changed is None or any(before.aliases[k] is not None for k in changed)
 
     def check_forward(self) -> None:
         """Refuse a forward pass that wrote to parameters or buffers: what it wrote was not clipped and got no noise."""
@@ -278,6 +270,16 @@ class NoisyUpdate:
         vars(self._optimizer).pop(SCALING, None)
         if self._was_scaling:
             vars(self._optimizer)[SCALING] = True
+
+
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """A copy of the values in the parameter's type and memory layout."""
+    return torch.empty_like(parameter).copy_(part)
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether a view of this tensor is still in use."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2  # this tensor, and the storage's name here
 
 
 def _call(hooks: Sequence[Hooks], optimizer: torch.optim.Optimizer) -> None:

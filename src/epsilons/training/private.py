@@ -23,6 +23,7 @@ from ..core.disclosure import has_small_cells
 from ..core.modules import check_graph
 from ..draws.persons_rows import Draws, check_size
 from ..errors import CallOrderError, EpsilonsError, InputError
+from ..independence.check import is_due
 from ..models import model_checks
 from . import validation
 from .checkpoints import Stateful
@@ -223,6 +224,8 @@ class Private:
             return False
         self._checkpointer.note_start()
         self._charge()
+        if is_due(self._position.step):
+            self._noisy_update.drop_sum()  # the check keeps gradients, and needs the memory
         self._noisy_update.begin_sum()
         self._settings.begin_draw(self._position.step)
         self._issuer.begin_draw(self._position.step, self._modes.begin_draw())
@@ -269,16 +272,15 @@ class Private:
 
     def _add(self, issued: Issued, losses: Tensor) -> None:
         try:
-            clipped = self._clipper.clipped_sum(issued, losses)
+            if issued.is_probe:
+                self._issuer.adds_nothing = not any(bool(part.any()) for part in self._clipper.sum(issued, losses))
+            else:
+                add = self._clipper.clipped(issued, losses)
+                add(self._noisy_update.sum)
         except NonFiniteGradientError as error:
             # A single such person contributes nothing. Among others, the batch is issued again without them.
             if len(issued.readings.persons) > 1:
                 self._issuer.non_finite = error
-            return
-        if issued.is_probe:
-            self._issuer.adds_nothing = not any(bool(part.any()) for part in clipped)
-        else:
-            self._noisy_update.add(clipped)
 
     def step(self) -> bool:
         """On the draw's last physical batch: add noise, divide by the expected batch size, update, return True.
@@ -299,7 +301,7 @@ class Private:
         """Add noise to the sum, average by the plan's constant, apply the update, and move on to the next draw."""
         self._settings.end_draw()
         self._noisy_update.check_trained()
-        self._noisy_update.check_contents()
+        self._noisy_update.check_contents(whole=False)
         update = self._noisy_update.noisy_average(self._draws.randomness)
         if not self._noisy_update.is_first_release(update):
             self._begin_epoch()  # this noise was added to another sum before: the update is never applied
@@ -346,13 +348,15 @@ class Private:
         if self._turns.in_draw:
             raise CallOrderError("A checkpoint can be saved between draws only: after private.step() returned True.")
         self._noisy_update.check_contents()  # a foreign write must not be resumed from
+        self._noisy_update.drop_sum()
         self._checkpointer.save()
 
     def _leave_checkpoint(self) -> None:
         """On closing: save the state at the start of the last draw, if there is no newer checkpoint."""
         if self.folder is None or self.ledger.is_closed or self.is_finished or self.ranks.has_aborted:
             return
-        self._checkpointer.save_last(self._noisy_update.is_unchanged)
+        self._noisy_update.drop_sum()
+        self._checkpointer.save_last(*self._noisy_update.changes())
 
     def _resume(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a checkpoint (None: from the start).

@@ -16,6 +16,7 @@ from torch import nn
 
 from .. import clipping
 from ..budgets.budgets import Budgets
+from ..core.checksums import hash_of
 from ..core.modules import convolutions, lay_out
 from ..draws import fingerprints
 from ..draws import randomness as sources
@@ -26,7 +27,7 @@ from ..models import model_checks
 from ..planning import Plan
 from . import validation
 from .datasets import Source, data_source, first_record
-from .distributed import Ranks, hash_of
+from .distributed import Ranks
 from .opening import Inputs, OpenRun, Request, open_run
 from .performance import Decided, Performance, Trial
 from .private import Private

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..clipping import Ghost
+from ..core.checksums import check_sum, is_small
 from ..core.modules import tensors_of
 from ..draws.persons_rows import Draws
 from ..errors import RunError
@@ -22,7 +24,7 @@ from ..ledger.run_folder import RunFolder
 from ..models import model_checks
 from . import checkpoints
 from .checkpoints import Stateful
-from .distributed import Ranks, check_sum
+from .distributed import Ranks
 from .opening import Inputs, Request
 from .turns import Position
 
@@ -58,6 +60,7 @@ class Checkpointer:
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
         self._start: _Start | None = None  # of the draw that is being made, until its update is applied
         self._before: dict[str, Any] | None = None  # the state before the last update, until the next draw begins
+        self._copies = checkpoints.Copies()  # of what the last update wrote to
         self._saved, self._saved_at = -1, time.monotonic()
         self._line = ""  # the ledger's last line when a checkpoint was saved
 
@@ -120,7 +123,7 @@ class Checkpointer:
         assert self._folder is not None
         self._ledger.sync()  # the line that the checkpoint names is durable before it
         self._line = self._ledger.last_line
-        checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line})
+        checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line}, self._frozen())
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
     def note_start(self) -> None:
@@ -134,18 +137,20 @@ class Checkpointer:
         """The draw's update is about to be applied."""
         state = self._at_start()
         if state is not None:  # nothing writes to the rest of it
-            state |= checkpoints.copied({name: state[name] for name in CHANGING})
+            changing = {name: state[name] for name in CHANGING}
+            state |= self._copies.of(changing, {t.data_ptr() for t in self._frozen()})
         self._before = state
         self._start = None
 
-    def save_last(self, is_unchanged: bool) -> None:
+    def save_last(self, is_changed: bool, is_frozen_changed: bool) -> None:
         """Save the state at the start of the last draw, if no newer one is saved, with the ledger's last line.
 
-        is_unchanged   False if parameters or buffers were written to by something else than an update
+        is_changed          whether something else than an update wrote to parameters or buffers
+        is_frozen_changed   whether it wrote to what no update changes: it was not copied before the update
         """
-        state = self._before
+        state = None if is_frozen_changed else self._before
         if self._start is not None:
-            state = self._at_start() if is_unchanged else None
+            state = None if is_changed else self._at_start()
         if state is None or state["updates"] < self._saved:
             return
         if state["updates"] > self._saved or self._ledger.last_line != self._line:
@@ -153,7 +158,7 @@ class Checkpointer:
 
     def forget(self) -> None:
         """Free the states in memory."""
-        self._start, self._before = None, None
+        self._start, self._before, self._copies = None, None, checkpoints.Copies()
 
     def _at_start(self) -> dict[str, Any] | None:
         """The state at the start of the current draw; None if it is unknown, because something was changed since."""
@@ -161,6 +166,11 @@ class Checkpointer:
             return None
         state = self._state(self._start.generators, self._start.fell_back)
         return state if self._start.marks == self._marks(state["optimizer"], state["kept"]) else None
+
+    def _frozen(self) -> list[Tensor]:
+        """What no update writes to, but for small tensors: it is saved once, and not copied."""
+        trained = {p.data_ptr() for p in self._parameters}
+        return [t for t in tensors_of(self._model) if t.data_ptr() not in trained and not is_small(t)]
 
     def _kept(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.registered.items()} | self._unclaimed

@@ -18,7 +18,16 @@ from ..engine import Persons
 from ..summing import MOST_AT_ONCE
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
-from .per_sample_grads import DenseGrad, OutputGrads, PerSampleGradFn, blanked, first, squares, to_32_bits
+from .per_sample_grads import (
+    DenseGrad,
+    OutputGrads,
+    PerSampleGrad,
+    PerSampleGradFn,
+    blanked,
+    first,
+    squares,
+    to_32_bits,
+)
 
 #: On a CPU, so many values of a table's gradients are converted to 64 bits at once. More take less time for each row of
 #: a table that occurs rarely, fewer stay in cache.
@@ -40,7 +49,7 @@ class TokenSums(NamedTuple):
         return self._replace(rows=blanked(self.rows, keep[self.owner]))
 
 
-class TableGrad:
+class TableGrad(PerSampleGrad):
     """Gradients by a table: (records, size, features), zeros where a record has no such token."""
 
     def __init__(self, compute: Callable[[], TokenSums], records: int, size: int) -> None:
@@ -66,6 +75,26 @@ class TableGrad:
             some = begins[tokens.start : tokens.stop + 1] - own.start
             total[tokens] = table_sum(some, None, rows[own], factor.index_select(0, owner[own]))
         return total
+
+    def add_weighted(self, factor: Tensor, total: Tensor) -> None:
+        """Add to the rows of tokens that occur, and to no others."""
+        token, owner, rows = self.sums
+        self._add_rows(token, None, rows, factor.index_select(0, owner), total)
+
+    def _add_rows(self, token: Tensor, places: Tensor | None, rows: Tensor, factor: Tensor, total: Tensor) -> None:
+        """As `table_sum`, for tokens in order."""
+        if not is_on_cpu(rows):  # the host would wait to learn which tokens occur
+            total += table_sum(begins_in(token, self._size), places, rows, factor)
+            return
+        found, counts = torch.unique_consecutive(token, return_counts=True)
+        begins = F.pad(counts.cumsum(0), (1, 0))
+        if not len(found):
+            return
+        for tokens, own in _parts(begins, max(1, VALUES_AT_ONCE // rows.shape[1])):
+            some = begins[tokens.start : tokens.stop + 1] - own.start
+            part = rows[own] if places is None else rows
+            at = None if places is None else places[own]
+            total.index_add_(0, found[tokens], table_sum(some, at, part, factor[own]))
 
     def dense(self) -> DenseGrad:
         token, owner, sums = self.sums
@@ -226,6 +255,10 @@ class PooledGrad(TableGrad):
     def weighted(self, factor: Tensor) -> Tensor:
         token, owner, weight = self._weights
         return table_sum(begins_in(token, self._size), owner, self._gradient, weight * factor.index_select(0, owner))
+
+    def add_weighted(self, factor: Tensor, total: Tensor) -> None:
+        token, owner, weight = self._weights
+        self._add_rows(token, owner, self._gradient, weight * factor.index_select(0, owner), total)
 
     def blank(self, keep: Tensor) -> PooledGrad:
         return PooledGrad(self._weights.blank(keep), blanked(self._gradient, keep), self._size, self._dtype)

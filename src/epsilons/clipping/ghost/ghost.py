@@ -19,13 +19,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ...core.modules import nodes_of
 from ...errors import ModelError
-from ..engine import NonFiniteGradientError, Persons, clip_factors, in_words, is_meant, non_finite_losses, persons_in
+from ..engine import (
+    Clipped,
+    NonFiniteGradientError,
+    Persons,
+    add_each,
+    clip_factors,
+    in_words,
+    is_meant,
+    non_finite_losses,
+    persons_in,
+)
 from ..loop import Loop
 from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
 from ..vmap import Vmap
@@ -86,12 +97,18 @@ class Ghost:
     def clipped_sum(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        self.clipped(losses, clip_norm, weight, sizes)(totals)
+        return totals
+
+    def clipped(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None) -> Clipped:
+        """What adds `clipped_sum` to given totals, without memory for another sum. The errors are raised here."""
         if len(clip_norm) <= 1:
-            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
+            return partial(add_each, self._loop.clipped_sum(losses, clip_norm, weight, sizes))
         persons = persons_in(losses, clip_norm, sizes)
         with full_precision():
             try:
-                return self._proven(losses, clip_norm, weight, persons)
+                return partial(add_weighted, *self._proven(losses, clip_norm, weight, persons))
             except UnsupportedOp as reason:
                 cause = str(reason)
             except Exception as error:
@@ -99,9 +116,12 @@ class Ghost:
                     raise
                 cause = in_words(error)
                 self._note(self._pattern, cause)
-            return self._by_vmap(cause, losses, clip_norm, weight, sizes)
+            return partial(add_each, self._by_vmap(cause, losses, clip_norm, weight, sizes))
 
-    def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None) -> list[Tensor]:
+    def _proven(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None
+    ) -> tuple[Mapping[int, ClippableGrad], Tensor]:
+        """({parameter: gradients}, (records,) their factors)."""
         self._pattern = 0
         if any(p._backward_hooks for p in self._parameters):
             raise UnsupportedOp("a hook on a parameter")
@@ -141,8 +161,7 @@ class Ghost:
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
-        with torch.no_grad():
-            return weighted_sums(grads, factor, self._parameters)
+        return grads, factor
 
     def _is_due(self, pattern: int) -> bool:
         """Whether this physical batch is checked. Raises UnsupportedOp for a pattern that is left to vmap for good."""
@@ -257,14 +276,15 @@ def _rows_of(is_chosen: Tensor, persons: Persons | None) -> Sequence[int]:
     return is_chosen.nonzero()[:, 0].tolist() if persons is None else persons.rows_of(is_chosen)
 
 
-def weighted_sums(
-    grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
-) -> list[Tensor]:
-    """Σ factor·gradient by each parameter, 64-bit. factor: (records,) 64-bit"""
-    sums: dict[int, Tensor] = {}
-    for k, grad in grads.items():
-        sums |= grad.sums(factor) if isinstance(grad, JoinedGrad) else {k: grad.weighted(factor)}
-    return [sums[k] if k in sums else torch.zeros_like(p, dtype=torch.float64) for k, p in enumerate(parameters)]
+def add_weighted(grads: Mapping[int, ClippableGrad], factor: Tensor, totals: Sequence[Tensor]) -> None:
+    """Add Σ factor·gradient by each parameter to its total. factor: (records,) 64-bit"""
+    with torch.no_grad(), full_precision():
+        for k, grad in grads.items():
+            if isinstance(grad, JoinedGrad):
+                sums = grad.sums(factor)
+                torch._foreach_add_([totals[k] for k in sums], [*sums.values()])
+            else:
+                grad.add_weighted(factor, totals[k])
 
 
 def _is_in_16_bits(losses: Tensor) -> bool:

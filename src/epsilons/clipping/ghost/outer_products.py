@@ -102,7 +102,7 @@ def _inner_products(rows: Tensor, width: int) -> Tensor:
     return total
 
 
-class OuterProductGrad:
+class OuterProductGrad(PerSampleGrad):
     """Σ_t left_t ⊗ right_t per record: a matrix, or a tensor with its axes in another order than its entries."""
 
     def __init__(
@@ -171,6 +171,14 @@ class OuterProductGrad:
         if self.is_dense:
             return self.in_shape(summing.added(self.entries, factor))
         return self.in_shape(weighted_products(self.left.tensor, self.right.tensor, factor, self.cancelling))
+
+    def add_weighted(self, factor: Tensor, total: Tensor) -> None:
+        is_matrix = self.axes == tuple(range(len(self.shape))) and total.is_contiguous()
+        if self.is_product_in_64_bits and not len(self.cancelling) and is_matrix:
+            rows = total.view(self.left.tensor.shape[2], -1)
+            summing.add_products_in_64_bits(self.left.tensor, self.right.tensor, factor, rows)
+        else:
+            super().add_weighted(factor, total)
 
     @property
     def bound(self) -> GramBound:
@@ -246,7 +254,7 @@ class OuterProductGrad:
         return OuterProductsBySize(self, persons, [self.merged(group) for group in persons.groups])
 
 
-class OuterProductsBySize:
+class OuterProductsBySize(ClippableGrad):
     """The sums of outer products of persons who have different numbers of rows.
 
     rows   of all rows
@@ -455,6 +463,9 @@ class JointGrad(OuterProductGrad):
     @property
     def is_dense(self) -> bool:
         return False
+
+    def add_weighted(self, factor: Tensor, total: Tensor) -> None:
+        total += self.weighted(factor)
 
     @property
     def bound(self) -> GramBound:

@@ -110,6 +110,10 @@ class ClippableGrad(Protocol):
     def weighted(self, factor: Tensor) -> Tensor:
         """Σ factor·gradient, 64-bit. The only place where a factor multiplies a gradient. factor: (records,) 64-bit"""
 
+    def add_weighted(self, factor: Tensor, total: Tensor) -> None:
+        """Add `weighted` to a contiguous total of the gradient's shape, where possible without memory for another."""
+        total += self.weighted(factor)
+
     def blank(self, keep: Tensor) -> ClippableGrad:
         """Zeros for the records that are not kept: 0·NaN is NaN, so a factor of 0 is not enough."""
 
@@ -139,7 +143,7 @@ def first(output_grads: OutputGrads) -> Tensor:
     return gradient
 
 
-class DenseGrad:
+class DenseGrad(PerSampleGrad):
     """All entries: (records, *shape)."""
 
     def __init__(self, rows: Tensor) -> None:
