@@ -24,8 +24,6 @@ empty_like empty_strided new_empty new_empty_strided resize_ _record_function_en
 #: Operators with a result that the host needs before it goes on.
 _READS = "_local_scalar_dense is_nonzero nonzero equal allclose masked_select bincount unique_consecutive _unique2"
 VIEWS, READS = frozenset(_VIEWS.split()), frozenset(_READS.split())
-#: Methods that copy a tensor's values to the host.
-COPIES = ("cpu", "numpy", "tolist")
 
 
 class Kernels(TorchDispatchMode):
@@ -34,7 +32,7 @@ class Kernels(TorchDispatchMode):
     kernels     {operator: calls}
     in_64_bits  how many of them have a 64-bit result
     reads       {operator, and the line of the library that waits: reads}
-    copies      {method: calls} of `counting_copies`
+    copies      {method: calls} of `counting_copies`: cpu, tolist, and numpy where the tensor was not copied before
     update      how many of each belong to the noisy update: "kernels", "in 64 bits", "copies"
     """
 
@@ -76,17 +74,21 @@ def place() -> tuple[str, bool]:
 def counting_copies(counted: Kernels) -> Iterator[None]:
     """Inside, calls that copy a tensor to the host are counted."""
 
-    def counting(name: str) -> Callable[..., Any]:
-        copy = getattr(Tensor, name)
+    on_host, methods = set[int](), {name: getattr(Tensor, name) for name in ("cpu", "tolist", "numpy")}
 
+    def counting(name: str) -> Callable[..., Any]:
         def method(tensor: Tensor, *args: Any, **options: Any) -> Any:
-            counted.copies[name] += 1
-            counted.update["copies"] += place()[1]
-            return copy(tensor, *args, **options)
+            if name != "numpy" or tensor.untyped_storage().data_ptr() not in on_host:
+                counted.copies[name] += 1
+                counted.update["copies"] += place()[1]
+            result = methods[name](tensor.clone() if name == "cpu" else tensor, *args, **options)
+            if name == "cpu":
+                on_host.add(result.untyped_storage().data_ptr())
+            return result
 
         return method
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in COPIES:
+        for name in methods:
             patch.setattr(Tensor, name, counting(name))
         yield

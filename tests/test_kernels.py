@@ -5,7 +5,9 @@ tests/test_gpu.py is for the day when there is a GPU.
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from epsilons.clipping.ghost.ghost import add_weighted, squared_norms
 from epsilons.clipping.ghost.outer_products import JoinedGrad, OuterProductGrad, ProductSide, joined
 from epsilons.clipping.ghost.per_sample_grads import DenseGrad
 from epsilons.core import modules
+from epsilons.core.checksums import CheckSums, check_sum, tree_hash
 from epsilons.training.microbatches import usual
 from kernels import Kernels, counting_copies
 from sums import CLOSE, any_case, attached, away, common_mode, compared, length, share
@@ -261,11 +264,11 @@ def test_in_a_run_products_are_of_a_public_number_of_records(monkeypatch):
 # -- kernels and reads of a step ---------------------------------------------------------------------------------------
 
 #: Operators with a kernel, of one step of a transformer of 12 layers and 148 tensors, 32 records in a draw. Plain SGD
-#: has about 550 if it updates all tensors in one call, as on a GPU.
-MOST_KERNELS = 1_500
-#: Of these, in forward and backward pass, norms and clipped sums.
-MOST_OF_THE_ENGINE = 800
-MOST_IN_64_BITS = 60
+#: has 550 if it updates all tensors in one call, as on a GPU. Before anything was joined, this step had 3,035.
+MOST_KERNELS = 900
+#: Of these, in the noisy update: noise, average, checksums.
+MOST_OF_THE_UPDATE = 30
+MOST_IN_64_BITS = 70
 #: Reads of a step: whether norms are finite, whether any record cancels, and one for each table.
 MOST_READS = 4
 MOST_COPIES = 4
@@ -288,7 +291,9 @@ class Transformer(nn.Module):
 
 
 @cache
-def counted_steps(layers: int, width: int = 32, time: int = 16, batch: int = 32) -> dict[int, Kernels]:
+def counted_steps(
+    layers: int, width: int = 32, time: int = 16, batch: int = 32, has_folder: bool = False
+) -> dict[int, Kernels]:
     """{records: what is counted} of two steps with one physical batch each, which are neither checked nor audited."""
     torch.manual_seed(0)
     model, x, y = Transformer(layers, width, time), torch.randint(0, 100, (400, time)), torch.randint(0, 10, (400,))
@@ -296,12 +301,11 @@ def counted_steps(layers: int, width: int = 32, time: int = 16, batch: int = 32)
     plan = epsilons.plan(budgets, Recipe(steps=5, batch_size=batch, clip_norm=1.0), accountant="rdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     found = list[tuple[int, Kernels]]()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(modules, "AS_ON_GPU", True)
-        private = epsilons.make_private(
-            model, optimizer, (x, y), plan, budgets=budgets, seed=1, performance=Performance(max_physical_batch=96)
-        )
-        with private:
+        options = {"budgets": budgets, "seed": 1, "run_dir": Path(folder) / "run" if has_folder else None}
+        performance = Performance(max_physical_batch=96)
+        with epsilons.make_private(model, optimizer, (x, y), plan, performance=performance, **options) as private:
             batches = iter(private.batches)
             while not private.is_finished:
                 with Kernels() as counted, counting_copies(counted):
@@ -314,19 +318,18 @@ def counted_steps(layers: int, width: int = 32, time: int = 16, batch: int = 32)
 
 def test_a_transformer_of_12_layers_has_few_kernels_in_a_step():
     for counted in counted_steps(12).values():
-        total, update = counted.kernels.total(), counted.update["kernels"]
-        assert total - update <= MOST_OF_THE_ENGINE, counted.kernels
-        assert counted.in_64_bits - counted.update["in 64 bits"] <= MOST_IN_64_BITS
-        assert total <= MOST_KERNELS, (update, counted.kernels)
+        assert counted.kernels.total() <= MOST_KERNELS, counted.kernels
+        assert counted.update["kernels"] <= MOST_OF_THE_UPDATE
+        assert counted.in_64_bits <= MOST_IN_64_BITS
 
 
 @pytest.mark.parametrize("sizes", [{}, {"width": 128, "time": 20, "batch": 8}], ids=["entries", "Gram matrices"])
 def test_no_layer_makes_the_host_wait(sizes):
-    """As many reads with 2 layers as with 4, and few; no copies to the host but those of the noisy update."""
+    """As many reads and copies to the host with 2 layers as with 4, and few."""
     few, more = (next(iter(counted_steps(layers, **sizes).values())) for layers in (2, 4))
     assert few.reads == more.reads
     assert more.reads.total() <= MOST_READS, more.reads
-    assert sum(more.copies.values()) == more.update["copies"]
+    assert few.copies == more.copies
     per_layer = (more.kernels.total() - few.kernels.total() - more.update["kernels"] + few.update["kernels"]) / 2
     assert per_layer <= (150 if sizes else 60)
 
@@ -336,7 +339,43 @@ def test_the_number_of_kernels_does_not_depend_on_the_number_of_records():
     assert one.kernels == other.kernels
 
 
-@pytest.mark.xfail(reason="checksums copy each tensor of the model", strict=True)
-def test_a_step_copies_little_to_the_host():
-    for counted in counted_steps(12).values():
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_step_copies_little_to_the_host(has_folder):
+    """Checksums before and after the update; with a folder, the hash of the update for the ledger."""
+    for counted in counted_steps(12, has_folder=has_folder).values():
         assert counted.copies.total() <= MOST_COPIES, counted.copies
+        assert counted.copies["numpy"] == 0  # of a tensor that would be on the GPU
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_checksums_and_hashes_on_a_gpu_are_those_of_the_cpu(dtype, monkeypatch):
+    make = torch.Generator().manual_seed(0)
+    shapes = [(), (3,), (7, 5), (100_000,), (200, 333), (33_000, 4), (0,)]
+    tensors = [(10 * torch.randn(shape, generator=make)).to(dtype) for shape in shapes]
+    tensors.append(tensors[4].T)
+    on_cpu = CheckSums.of(tensors, []).sums, tree_hash(tensors), check_sum(tensors)
+    monkeypatch.setattr(modules, "AS_ON_GPU", True)
+    assert (CheckSums.of(tensors, []).sums, tree_hash(tensors), check_sum(tensors)) == on_cpu
+    tensors[4][0, 0] = tensors[4][0, 0] == 0
+    changed = CheckSums.of(tensors, []).sums, tree_hash(tensors), check_sum(tensors)
+    assert all(one != other for one, other in zip(changed, on_cpu, strict=True))
+
+
+def test_a_run_on_a_gpu_ends_with_the_weights_of_the_cpu(monkeypatch, tmp_path):
+    """Draws, noise and updates, in a folder."""
+    ends = []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(modules, "AS_ON_GPU", is_on_gpu)
+        torch.manual_seed(0)
+        model, x, y = Transformer(1, 8, 4), torch.randint(0, 100, (60, 4)), torch.randint(0, 10, (60,))
+        budgets = Budgets([1.0, 3.0] * 30, delta=1e-3)
+        plan = epsilons.plan(budgets, Recipe(steps=4, batch_size=12, clip_norm=1.0), accountant="rdp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with epsilons.make_private(
+            model, optimizer, (x, y), plan, budgets=budgets, seed=1, run_dir=tmp_path / f"{is_on_gpu}"
+        ) as private:
+            for inputs, targets in private.batches:
+                private.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+                private.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert float((ends[0] - ends[1]).norm()) <= 1e-6 * float(ends[0].norm())
