@@ -324,7 +324,8 @@ def gram_bound(grads: Sequence[OuterProductGrad]) -> tuple[Tensor, Tensor, Tenso
         error_a, error_g = (error_a + rounding(n.clamp_max(PRODUCTS_AT_ONCE), gram_dtype) for n in (k, p))
     # (2) at least the squared length of each row
     smallest = smallest_normal(gram_dtype)
-    (square_a, size_a), (square_g, size_g) = _lengths(a), _lengths(g)
+    square_a, square_g = (torch.stack([one.diagonal(dim1=1, dim2=2) for one in side]) for side in (a, g))
+    size_a, size_g = (torch.stack([torch.linalg.vector_norm(one, dim=(1, 2)) for one in side]) for side in (a, g))
     square_a = (square_a + (k * smallest)[:, :, None]) * (1 + 2 * error_a)[:, :, None]
     square_g = (square_g + (p * smallest)[:, :, None]) * (1 + 2 * error_g)[:, :, None]
     all_a, all_g = square_a.sum(2), square_g.sum(2)
@@ -341,12 +342,6 @@ def gram_bound(grads: Sequence[OuterProductGrad]) -> tuple[Tensor, Tensor, Tenso
     # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
     squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
     return squared_norm, lengths, ~((bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST))
-
-
-def _lengths(grams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(the diagonals (weights, records, time), the norms (weights, records)) of Gram matrices."""
-    norms = [torch.linalg.vector_norm(gram, dim=(1, 2)) for gram in grams]
-    return torch.stack([gram.diagonal(dim1=1, dim2=2) for gram in grams]), torch.stack(norms)
 
 
 def set_bounds(grads: Sequence[OuterProductGrad]) -> None:
