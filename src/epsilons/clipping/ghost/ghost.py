@@ -136,10 +136,8 @@ class Ghost:
             each: Mapping[int, ClippableGrad] = (
                 rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
+            del rows  # only what was merged is kept
             grads = joined(each, losses)
-            if not is_checked:
-                each = {}
-            del rows  # only what was merged or joined is kept
             total = squared_norms(grads, clip_norm)
             broken = _not_finite(total)
             if broken is not None:
