@@ -44,7 +44,7 @@ from options import fit_flat, make_flat
 from pages import ROOT, blocks
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
 from shares import share
-from small_runs import blocks_of, epochs, lines, three_levels
+from small_runs import blocks_of, epochs, lines, replace_noise, three_levels
 
 KEPT, BLOCK = 40, 16  # steps of the runs that are stopped: more than one block of the ledger
 
@@ -524,9 +524,8 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
             with torch.no_grad():
                 training.model[0].weight[0, 0] += 1e-7
         elif what == "noise":
-            real = Randomness.noise
-            other = mock.patch.object(Randomness, "noise", lambda *address: -real(*address))
-            undo.enter_context(other)
+            other = undo.enter_context(pytest.MonkeyPatch.context())
+            replace_noise(other, lambda real: lambda *address: -real(*address))
         elif what == "close":
             private.close()
         elif what == "finish":

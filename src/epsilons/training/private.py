@@ -222,10 +222,11 @@ class Private:
             self.checkpoint()
         if self._turns.is_stopped:
             return False
-        self._checkpointer.note_start()
+        is_check = is_due(self._position.step)  # it keeps gradients, and needs memory
+        self._checkpointer.note_start(frees_memory=is_check)
         self._charge()
-        if is_due(self._position.step):
-            self._noisy_update.drop_sum()  # the check keeps gradients, and needs the memory
+        if is_check:
+            self._noisy_update.drop_sum()
         self._noisy_update.begin_sum()
         self._settings.begin_draw(self._position.step)
         self._issuer.begin_draw(self._position.step, self._modes.begin_draw())
@@ -397,6 +398,7 @@ class Private:
 
     def _settle(self) -> None:
         """Save the last checkpoint, close the ledger, and destroy the key, which could only do harm now."""
+        self._noisy_update.drop_sum()
         if not self.ledger.is_closed:
             self._noisy_update.check_contents()
             self.ranks.check_agreement("at the end of the run", self._noisy_update.shared_facts(self._draws.randomness))
@@ -415,7 +417,6 @@ class Private:
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""
         self._cut_short()
-        self._noisy_update.drop_sum()
         self._turns.in_draw = False
         self._settle()
         self.close()

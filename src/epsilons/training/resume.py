@@ -126,12 +126,14 @@ class Checkpointer:
         checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line}, self._frozen())
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
-    def note_start(self) -> None:
-        """A draw begins."""
+    def note_start(self, frees_memory: bool) -> None:
+        """A draw begins. frees_memory: copies get new memory, because the draw needs it"""
         if self._folder is not None:
             marks = self._marks(self._optimizer.state_dict(), self._kept())
             self._start = _Start(checkpoints.of_generators(), self._fell_back, marks)
         self._before = None
+        if frees_memory:
+            self._copies = checkpoints.Copies()
 
     def note_update(self) -> None:
         """The draw's update is about to be applied."""
