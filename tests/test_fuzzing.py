@@ -46,9 +46,8 @@ def _matrices_too_long(grads: Any, factor: Tensor, totals: Any) -> None:
         add_weighted({k: grad}, factor * (1.005 if totals[k].ndim == 2 else 1), totals)
 
 
-def _one_parameter_without_norm(grads: Any, like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    squared, total = squared_norms(grads, like)
-    return squared, total - squared[min(squared)] if len(squared) > 1 else total
+def _one_parameter_without_norm(grads: Any, like: Tensor) -> Tensor:
+    return squared_norms({k: grad for k, grad in grads.items() if k != min(grads) or len(grads) == 1}, like)
 
 
 def _of_the_next(losses: Tensor, record: int, *options: Any, **more: Any) -> list[Tensor | None]:

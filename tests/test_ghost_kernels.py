@@ -86,7 +86,7 @@ def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, m
     monkeypatch.setattr(summing, "SINGLE", single)
     monkeypatch.setattr(conv, "MOST_LINES", most_lines)
     monkeypatch.setattr(summing, "NARROWEST", 1)
-    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr(conv, "VALUES_AT_ONCE", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
     monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
@@ -234,7 +234,7 @@ def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_recor
     grad = OuterProductGrad(ProductSide(left), ProductSide(right))
     assert grad.is_dense
     keep, factor = torch.isfinite(grad.squared_norm()), torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
-    entries = grad.rows.nan_to_num()
+    entries = grad.entries.nan_to_num()
     # In another layout of memory, the same product may be rounded differently.
     compute = summing.products_of_all
     monkeypatch.setattr(summing, "products_of_all", lambda one, other: 2 * compute(one, other))
@@ -556,7 +556,7 @@ PATHS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(summing.VALUES_AT_ONCE, "cpu", GROUP * LEFT * RIGHT)
+    monkeypatch.setattr(summing, "VALUES_AT_ONCE", GROUP * LEFT * RIGHT)
 
 
 def sides(records: int, time: int) -> tuple[Tensor, Tensor, Tensor]:

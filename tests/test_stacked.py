@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
-from epsilons.auditing.stacked import BYTES_AT_ONCE, MemberDraws, StackedModel, train_stacked, unstackable
+from epsilons.auditing import stacked as stacking
+from epsilons.auditing.stacked import MemberDraws, StackedModel, train_stacked, unstackable
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import DataError, InputError, ModelError
@@ -240,7 +241,7 @@ def test_a_model_is_the_same_in_a_stack_of_one_and_of_five():
 def test_a_stack_computed_model_by_model_is_the_same(monkeypatch):
     plan, model = some_plan("sample", steps=STEPS, levels=BUDGETS), started(lambda: perceptron(5))
     at_once = stacked(model, plan).parameters
-    monkeypatch.setitem(BYTES_AT_ONCE, "cpu", 1)
+    monkeypatch.setattr(stacking, "BYTES_AT_ONCE", 1)
     assert difference(stacked(model, plan).parameters, at_once) <= 1e-5
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..clipping.engine import clip_factors
 from ..clipping.summing import full_precision
 from ..core.mechanism import IntArray
+from ..core.modules import is_on_cpu
 from ..draws.persons_rows import Draws
 from ..draws.randomness import Randomness, thresholds
 from ..errors import DataError, InputError, ModelError
@@ -320,8 +321,8 @@ class MemberDraws:
 # Values are (models, units, records): with the records last, products take half as long as with the units last, and a
 # softmax over 10 classes a tenth (benchmarks/stacked.py).
 
-#: Bytes of values that are computed at once. On a CPU they should stay in its cache.
-BYTES_AT_ONCE = {"cpu": 2**22, "cuda": 2**30}
+#: Bytes of values that are computed at once: on a CPU, they should stay in its cache.
+BYTES_AT_ONCE, BYTES_ON_A_GPU = 2**22, 2**30
 
 #: Numbers of a layer's width that are held per record: before and after the activation, gradient, and its square twice.
 HELD = 5
@@ -384,7 +385,8 @@ class ClippedSums:
     def _models_at_once(self, most: int) -> int:
         inputs = self._records.inputs
         width = inputs.shape[1] + HELD * sum(layer.weight.shape[1] for layer in self._layers)
-        return max(1, BYTES_AT_ONCE[inputs.device.type] // max(1, most * width * inputs.element_size()))
+        at_once = BYTES_AT_ONCE if is_on_cpu(inputs) else BYTES_ON_A_GPU
+        return max(1, at_once // max(1, most * width * inputs.element_size()))
 
     def _add_up(self, models: slice, drawn: Sequence[IntArray], bounds: Bounds) -> None:
         index, is_drawn = (torch.from_numpy(part).to(self._room.device) for part in _padded(drawn))  # (models, most)

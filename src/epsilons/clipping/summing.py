@@ -16,12 +16,15 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ..core.modules import is_on_cpu
 from .loop import gradient_of
 
 # -- Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere
@@ -110,7 +113,7 @@ INNER_PRODUCT = _inner_product()
 
 def has_inner_product(like: Tensor) -> bool:
     """Whether oneDNN's inner product is used. By device, dtype and the process's settings alone."""
-    if INNER_PRODUCT is None or like.device.type != "cpu" or like.dtype != torch.float32:
+    if INNER_PRODUCT is None or not is_on_cpu(like) or like.dtype != torch.float32:
         return False
     return _keeps_24_bits(INNER_PRODUCT)
 
@@ -147,7 +150,7 @@ def _keeps_24_bits(inner_product: Callable[..., Tensor]) -> bool:
 def by_feature(rows: Tensor) -> Tensor:
     """(records, features, time), contiguous: what `product` takes without a copy. rows: (records, time, features)"""
     records, time, features = rows.shape
-    if rows.device.type != "cpu" or not rows.is_contiguous() or 1 in rows.shape:
+    if not is_on_cpu(rows) or not rows.is_contiguous() or 1 in rows.shape:
         return rows.mT.contiguous()
     # One picture of one pixel for each record: torch shuffles channels with vector instructions, and copies
     # transposed matrices number by number, which takes 2 to 6 times as long.
@@ -170,7 +173,7 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
 # -- Summing: Σ factor · gradient over records, in 64 bits, from gradients in 32
 
 #: So many values are converted to 64 bits at once: on a CPU, 2 MB, which stay in a core's cache until they are used.
-VALUES_AT_ONCE = {"cpu": 2**18}
+VALUES_AT_ONCE = 2**18
 #: On other devices, 256 MB: enough to keep a GPU busy, little beside its memory.
 MOST_AT_ONCE = 2**25
 #: At most so many records are converted at once, so that memory does not grow with the physical batch. The rounding of
@@ -180,6 +183,9 @@ RECORDS_AT_ONCE = 1024
 #: 32-bit product per record.
 FEW_ROWS = 16
 FEW_ENTRIES = 2048
+#: 32-bit products are computed for so many records at once, or fewer where they are large. A kernel may round otherwise
+#: for another number of records. So this follows from public settings (`Clipper`), never from how many there are.
+GROUP: ContextVar[int] = ContextVar("GROUP", default=64)
 #: A 32-bit product per record runs over at most so many rows, so that its rounding does not grow with time.
 ROWS_AT_ONCE = 128
 #: So many products are added at once: the sum is read and written half as often, and they stay in cache.
@@ -192,7 +198,7 @@ def added(rows: Tensor, factor: Tensor) -> Tensor:
     total = torch.zeros(entries, dtype=torch.float64, device=rows.device)
     if rows.dtype == torch.float64:
         return total.addmv_(rows.T, factor)
-    values = VALUES_AT_ONCE.get(rows.device.type, MOST_AT_ONCE)
+    values = VALUES_AT_ONCE if is_on_cpu(rows) else MOST_AT_ONCE
     # Full rows, or long rows part by part.
     some = max(
         1, min(RECORDS_AT_ONCE, values // max(entries, 1) if 2 * entries <= values else RECORDS_AT_ONCE, len(rows))
@@ -237,7 +243,7 @@ def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: 
     p = right.shape[2]
     if k > p:
         left, right, total, k, p = right, left, total.mT, p, k
-    values = VALUES_AT_ONCE.get(left.device.type, 8 * MOST_AT_ONCE)
+    values = VALUES_AT_ONCE if is_on_cpu(left) else 8 * MOST_AT_ONCE
     at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE, records))
     wide = torch.empty(at_once, time, p, dtype=torch.float64, device=left.device)
     parts = [torch.split(tensor, at_once) for tensor in (factor, left, right)]
@@ -282,21 +288,24 @@ def _parts(left: Tensor, right: Tensor, factor: Tensor) -> Iterator[tuple[Tensor
 
 
 def _in_groups(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
-    """As `products`: the product of each record in 32 bits, from its rows alone, then added in 64."""
+    """As `products`: the product of each record in 32 bits, from its rows alone, then added in 64.
+
+    All groups have one size (`GROUP`).
+    """
     records, _, k = left.shape
     p = right.shape[2]
     total = torch.zeros(k * p, dtype=torch.float64, device=left.device)
-    at_once = max(1, min(VALUES_AT_ONCE.get(left.device.type, MOST_AT_ONCE) // (k * p), RECORDS_AT_ONCE))
+    at_once = max(1, min((VALUES_AT_ONCE if is_on_cpu(left) else MOST_AT_ONCE) // (k * p), GROUP.get()))
+    is_zero = factor == 0
+    if not is_on_cpu(left) or bool(is_zero.any()):
+        # 0·inf is NaN, and such a product may overflow.
+        left, right = (side.masked_fill(is_zero[:, None, None], 0.0) for side in (left, right))
     if records < at_once:
-        # Products are always computed in groups of one size: a kernel may round differently for another size.
-        left, right, factor = (
-            torch.cat([t, t.new_zeros(at_once - records, *t.shape[1:])]) for t in (left, right, factor)
-        )
+        more = at_once - records
+        left, right, factor = (F.pad(t, (0, 0) * (t.ndim - 1) + (0, more)) for t in (left, right, factor))
         records = at_once
     product = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
     wide = torch.empty(at_once, k * p, dtype=torch.float64, device=left.device)
-    is_zero = factor == 0
-    has_zeros = bool(is_zero.any())
     for start in range(0, records, at_once):
         # The last group has the same size: records that were added already get the factor 0.
         first = min(start, records - at_once)
@@ -307,8 +316,6 @@ def _in_groups(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
         sides = (torch.split(side[group].contiguous(), ROWS_AT_ONCE, 1) for side in (left, right))
         for some_left, some_right in zip(*sides, strict=True):
             wide.copy_(torch.bmm(some_left.mT, some_right, out=product).flatten(1))
-            if has_zeros:
-                wide.masked_fill_(is_zero[group, None], 0.0)  # 0·inf is NaN, and such a product may overflow
             total.addmv_(wide.T, factors)
     return total.view(k, p)
 

@@ -9,15 +9,18 @@ check_sum   for other processes: one number, fast, and no hash
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .modules import is_on_cpu
 from .threads import for_each
 
 # -- Checksums in one process: they show writes that change no version, such as `tensor.data[0] = x`
@@ -28,7 +31,7 @@ COLUMNS = 4093
 
 def is_small(tensor: Tensor) -> bool:
     """Whether it is hashed whole, which then takes no longer than to add its words first."""
-    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() < 16 * COLUMNS
+    return tensor.numel() * tensor.element_size() < 16 * COLUMNS
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +97,7 @@ def _is_alias(one: Tensor, other: Tensor) -> bool:
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[int]:
-    large = iter(_on_cpu([_columns(t) for t in tensors if not is_small(t)]))
-    return [hash(as_integers(t).numpy().tobytes() if is_small(t) else next(large).tobytes()) for t in tensors]
+    return [hash(part.tobytes()) for part in _on_cpu([as_integers(t) if is_small(t) else _columns(t) for t in tensors])]
 
 
 def _columns(tensor: Tensor) -> Tensor:
@@ -109,13 +111,12 @@ def _columns(tensor: Tensor) -> Tensor:
     return torch.cat([bits[:whole].view(torch.int64).view(-1, COLUMNS).sum(0), rest])
 
 
-def _on_cpu(numbers: Sequence[Tensor]) -> list[npt.NDArray[np.int64]]:
-    """Those of a GPU are copied together, because each copy waits for it."""
-    if all(each.device.type == "cpu" for each in numbers):
+def _on_cpu(numbers: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+    """Their bytes, in some type. Those of a GPU are copied together, because each copy waits for it."""
+    if all(is_on_cpu(each) for each in numbers):
         return [each.numpy() for each in numbers]
-    sizes = [len(each) for each in numbers]
-    together = torch.cat([each.to(numbers[0].device) for each in numbers]).cpu()
-    return [each.numpy() for each in torch.split(together, sizes)]
+    parts = [each.reshape(-1).view(torch.uint8).to(numbers[0].device) for each in numbers]
+    return [part.numpy() for part in torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])]
 
 
 def as_integers(tensor: Tensor) -> Tensor:
@@ -127,8 +128,8 @@ def as_integers(tensor: Tensor) -> Tensor:
 def check_sum(tensors: Iterable[Tensor]) -> int:
     """A checksum that differs if one bit differs. It is fast and no hash: some changes cancel."""
     total = 0
-    for tensor in tensors:
-        total = 31 * total + int(as_integers(tensor).sum(dtype=torch.int64))
+    for one in _on_cpu([as_integers(tensor).sum(dtype=torch.int64) for tensor in tensors]):
+        total = 31 * total + int.from_bytes(one.tobytes(), sys.byteorder, signed=True)
     return total % 2**64
 
 
@@ -163,13 +164,13 @@ def _weights() -> npt.NDArray[np.uint64]:
 
 
 def tree_hash(tensors: Iterable[Tensor]) -> str:
-    """A hash of the bits of these tensors, in order; of small ones on a CPU by BLAKE2b alone."""
+    """A hash of the bits of these tensors, in order; of small ones by BLAKE2b alone."""
     digest = hashlib.blake2b(digest_size=16)
     listed = list(tensors)
-    large = iter(_on_cpu([_block_sums(t) for t in listed if not is_small(t)]))
-    for tensor in listed:
+    parts = _on_cpu([as_integers(t) if is_small(t) else _block_sums(t) for t in listed])
+    for tensor, part in zip(listed, parts, strict=True):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(as_integers(tensor).numpy().tobytes() if is_small(tensor) else next(large).tobytes())
+        digest.update(part.tobytes())
     return digest.hexdigest()
 
 
@@ -178,7 +179,7 @@ def _block_sums(tensor: Tensor) -> Tensor:
     bits = as_integers(tensor).reshape(-1)
     if len(bits) * bits.element_size() % 4:
         bits = torch.cat([bits, bits.new_zeros(4 // bits.element_size() - len(bits) % (4 // bits.element_size()))])
-    if bits.device.type != "cpu":
+    if not is_on_cpu(bits):
         return _block_sums_by_torch(bits)
     words, weights = bits.numpy().view(np.uint32), _weights()
     sums = np.empty(-(-len(words) // WORDS), dtype=np.uint64)

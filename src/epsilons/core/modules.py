@@ -41,6 +41,17 @@ def names_of(model: nn.Module) -> list[str]:
     return list(named.values())
 
 
+# -- Kernels for a CPU, and kernels for a GPU
+
+#: Tests set it, so that every branch for GPUs runs on a CPU.
+AS_ON_GPU = False
+
+
+def is_on_cpu(tensor: Tensor) -> bool:
+    """Whether kernels and sizes for a CPU are chosen. On a GPU each read of a value waits for all kernels before it."""
+    return tensor.device.type == "cpu" and not AS_ON_GPU
+
+
 # -- Modes of torch (`with` blocks that see every function or operator) that begin and end in different functions
 
 

@@ -8,6 +8,7 @@ computed in another way for them. Without persons, each record is a person of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ..clipping import Engine, Ghost, NonFiniteGradientError
 from ..clipping.engine import Clipped, add_each
+from ..clipping.summing import GROUP
 from ..core.modules import lay_out
 from ..draws import batches
 from ..draws.batches import Gathered
@@ -306,8 +308,9 @@ class Clipper:
         self._device = parameters[0].device
         engine.attach(model, parameters)
 
-    def begin(self, issued: Issued) -> None:
-        """Before the forward pass."""
+    def begin(self, issued: Issued, largest: int) -> None:
+        """Before the forward pass. largest: rows of a physical batch, at most"""
+        GROUP.set(usual(self._plan.phases[issued.physical.phase].expected_batch, largest))
         self._engine.begin(len(issued.indices))
 
     def sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
@@ -341,3 +344,13 @@ class Clipper:
 def _sizes(issued: Issued) -> dict[str, Any]:
     """The argument that engines need for persons."""
     return {} if issued.readings.is_of_records else {"sizes": issued.readings.sizes.tolist()}
+
+
+def usual(expected: float, largest: int) -> int:
+    """The records in most physical batches, at most. By public numbers alone: those expected in a draw, and the limit.
+
+    >>> usual(32, 512), usual(1000, 512), usual(1000, 8)
+    (55, 512, 8)
+    """
+    part = expected / max(1, math.ceil(expected / largest))
+    return min(largest, math.ceil(part + 4 * math.sqrt(part)))

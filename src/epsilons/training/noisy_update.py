@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..core.checksums import CheckSums, check_sum, tree_hash
-from ..core.modules import names_of, tensors_of
+from ..core.modules import is_on_cpu, names_of, tensors_of
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
@@ -140,7 +140,7 @@ class NoisyUpdate:
         at, phase = self._position, self._position.plan.phases[self._position.phase]
         # The divisor is public and fixed: the drawn number of records is itself private.
         std, divisor, threads = phase.noise_std, phase.expected_batch, torch.get_num_threads()
-        if total.device.type != "cpu":
+        if not is_on_cpu(total):
             noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads)).to(total.device)
             total.add_(noise.mul_(std)).div_(divisor)
             update.copy_(total)

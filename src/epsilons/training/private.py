@@ -238,7 +238,7 @@ class Private:
         self._issued, self._turns.turn = issued, "backward"
         self._is_check = issued.variant is not None
         self._noisy_update.check_between_batches()
-        self._clipper.begin(issued)
+        self._clipper.begin(issued, self._largest)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
         alone = -1 if self._is_check or issued.is_whole else int(issued.readings.persons[0])

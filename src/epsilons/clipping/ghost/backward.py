@@ -13,11 +13,11 @@ from torch.autograd.graph import GradientEdge
 
 from ..engine import is_meant
 from ..loop import strided
-from .embeddings import TableGrad, pooled
+from .embeddings import TableGrad, embedding_grad, pooled
 from .grad_samplers import grad_sampler, needs_the_graph
 from .graph import Edge, ParameterUse, Trace
 from .lstm import input_grad
-from .operator_rules import grad_shape, operator
+from .operator_rules import grad_shape, input_shape, operator, signed
 from .outer_products import OuterProductGrad, fast_products
 from .per_sample_grads import Cache, DenseGrad, PerSampleGrad, PerSampleGradFn
 
@@ -145,7 +145,7 @@ def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
 
 
 def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad]:
-    """Follow a gradient through transpositions and reshapes, which change neither norms nor sums."""
+    """Follow a gradient through transpositions, reshapes and lookups that all records have in common."""
     node, k = edge
     while len(getattr(node, "next_functions", ())) == 1:
         name = operator(node)
@@ -153,6 +153,10 @@ def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad
             grad = grad.transposed()
         elif name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"):
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
+        elif name == "Embedding" and not node._saved_scale_grad_by_freq:  # of positions: all records have the same
+            rows = grad.dense().rows.flatten(1, -2)
+            index = node._saved_indices.flatten().expand(len(rows), -1)
+            grad = embedding_grad(index, rows, input_shape(node, 0)[0], signed(node._saved_padding_idx))
         else:
             break
         ((node, k),) = node.next_functions

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...core.modules import is_on_cpu
 from ..summing import by_feature, is_single, product
 from .graph import ParameterUse
 from .outer_products import OuterProductGrad, ProductSide
@@ -31,7 +32,7 @@ from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerS
 # All are views of padded data. Some records' windows are copied at a time, so that they stay in cache.
 
 #: So many values are laid out at once: on a CPU, 1 MB in 32 bits, which stays in a core's second-level cache.
-VALUES_AT_ONCE = {"cpu": 2**18}
+VALUES_AT_ONCE = 2**18
 #: On other devices, 256 MB in 32 bits: enough to keep a GPU busy, little beside its memory.
 MOST_AT_ONCE = 2**26
 #: Products of batches are faster if the rows of their results have a multiple of so many numbers: one vector of AVX.
@@ -154,7 +155,7 @@ def products(windows: Windows) -> Tensor:
     k = math.prod(seen.shape[1:]) // time
     entries = windows.gradients.new_empty(records, outputs, k)
     is_alone = is_single(time, outputs, k, entries)
-    values = VALUES_AT_ONCE.get(seen.device.type, MOST_AT_ONCE)
+    values = VALUES_AT_ONCE if is_on_cpu(seen) else MOST_AT_ONCE
     at_once = 1 if is_alone else max(1, min(records, values // (time * k)))
     gradients = OnGrid(windows, records if is_alone else at_once)
     space = seen.new_empty(at_once, *seen.shape[1:])

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...core.modules import is_on_cpu
 from ..engine import Persons
+from ..summing import MOST_AT_ONCE
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
 from .per_sample_grads import (
@@ -27,7 +29,7 @@ from .per_sample_grads import (
     to_32_bits,
 )
 
-#: So many values of a table's gradients are converted to 64 bits at once. More at once takes less time for each row of
+#: On a CPU, so many values of a table's gradients are converted to 64 bits at once. More take less time for each row of
 #: a table that occurs rarely, fewer stay in cache.
 VALUES_AT_ONCE = 2**20
 
@@ -65,10 +67,11 @@ class TableGrad(PerSampleGrad):
     def weighted(self, factor: Tensor) -> Tensor:
         token, owner, rows = self.sums
         begins = begins_in(token, self._size)
-        if rows.numel() <= VALUES_AT_ONCE:
+        values = VALUES_AT_ONCE if is_on_cpu(rows) else MOST_AT_ONCE
+        if rows.numel() <= values:
             return table_sum(begins, None, rows, factor.index_select(0, owner))
         total = torch.empty(self._size, rows.shape[1], dtype=torch.float64, device=rows.device)
-        for tokens, own in _parts(begins, max(1, VALUES_AT_ONCE // rows.shape[1])):
+        for tokens, own in _parts(begins, max(1, values // rows.shape[1])):
             some = begins[tokens.start : tokens.stop + 1] - own.start
             total[tokens] = table_sum(some, None, rows[own], factor.index_select(0, owner[own]))
         return total
@@ -80,6 +83,9 @@ class TableGrad(PerSampleGrad):
 
     def _add_rows(self, token: Tensor, places: Tensor | None, rows: Tensor, factor: Tensor, total: Tensor) -> None:
         """As `table_sum`, for tokens in order."""
+        if not is_on_cpu(rows):  # the host would wait to learn which tokens occur
+            total += table_sum(begins_in(token, self._size), places, rows, factor)
+            return
         found, counts = torch.unique_consecutive(token, return_counts=True)
         begins = F.pad(counts.cumsum(0), (1, 0))
         if not len(found):
@@ -145,7 +151,7 @@ def in_order(token: Tensor, size: int, padding: int = -1) -> tuple[Tensor, Tenso
     kind = torch.int32 if size << bits < 2**31 else torch.int64
     # token · 2^bits + place. NumPy sorts these in a tenth of the time of an argsort.
     keys = (token.to(kind) << bits) | torch.arange(len(token), dtype=kind, device=token.device)
-    keys = torch.from_numpy(np.sort(keys.numpy())) if keys.device.type == "cpu" else keys.sort().values
+    keys = torch.from_numpy(np.sort(keys.numpy())) if is_on_cpu(keys) else keys.sort().values
     if padding >= 0:
         first, end = torch.searchsorted(keys, keys.new_tensor([padding << bits, (padding + 1) << bits])).tolist()
         keys = torch.cat([keys[:first], keys[end:]])
@@ -174,6 +180,8 @@ def is_first(token: Tensor, owner: Tensor) -> Tensor:
 
 def begins_in(token: Tensor, size: int) -> Tensor:
     """(size + 1,) where each token begins in these ordered ones, and where the last ends."""
+    if not is_on_cpu(token):  # bincount reads the largest token
+        return torch.searchsorted(token, torch.arange(size + 1, device=token.device))
     return F.pad(torch.bincount(token, minlength=size).cumsum(0), (1, 0))
 
 

@@ -44,7 +44,7 @@ from .backward import Grads, per_sample_grads
 from .grad_samplers import may_mix_what_is_not_finite
 from .graph import Trace, leaf_of, trace
 from .operator_rules import UnsupportedOp, operator
-from .outer_products import OuterProductGrad
+from .outer_products import JoinedGrad, OuterProductGrad, joined, set_bounds, without_bounds
 from .per_sample_grads import Cache, ClippableGrad, squares_in_64_bits
 
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
@@ -133,15 +133,18 @@ class Ghost:
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
         with torch.no_grad():
             uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
-            grads: Mapping[int, ClippableGrad] = (
+            each: Mapping[int, ClippableGrad] = (
                 rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
-            del rows  # only what was merged is kept
-            squared, total = squared_norms(grads, clip_norm)
+            grads = joined(each, losses)
+            if not is_checked:
+                each = {}
+            del rows  # only what was merged or joined is kept
+            total = squared_norms(grads, clip_norm)
             broken = _not_finite(total)
             if broken is not None:
                 with squares_in_64_bits():
-                    total = torch.where(broken, squared_norms(grads, clip_norm)[1], total)
+                    total = torch.where(broken, squared_norms(grads, clip_norm), total)
                 broken = _not_finite(total)
             factor = clip_factors(total, clip_norm, weight)
             if broken is not None:
@@ -153,8 +156,8 @@ class Ghost:
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
             means = losses if persons is None else persons.means(losses)
-            is_right = self._agrees(grads, squared, factor, means, persons, uncancelled)
-            reason = "" if is_right else self._why_it_disagrees(found, grads, factor, losses, means)
+            is_right = self._agrees(each, factor, means, persons, uncancelled)
+            reason = "" if is_right else self._why_it_disagrees(found, each, factor, losses, means)
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
@@ -179,7 +182,6 @@ class Ghost:
     def _agrees(
         self,
         grads: Mapping[int, ClippableGrad],
-        squared: dict[int, Tensor],
         clip_factor: Tensor,
         means: Tensor,
         persons: Persons | None,
@@ -187,11 +189,11 @@ class Ghost:
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
         factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
-        sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]
-        rounding = rounding_of([*sizes.values(), *lengths])
         with torch.no_grad():
+            sizes = {k: float((factor.square() * g.squared_norm()).sum().sqrt()) for k, g in grads.items()}
+            rounding = rounding_of([*sizes.values(), *lengths])
             return all(
                 agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)
                 for k, autograd in enumerate(autograds)
@@ -244,13 +246,12 @@ class Ghost:
             ) from error
 
 
-def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    """({parameter: each record's squared norm}, each record's squared norm of all parameters together), 64-bit.
-
-    like: (records,)
-    """
-    squared = {k: grad.squared_norm() for k, grad in grads.items()}
-    return squared, sum(squared.values(), torch.zeros(len(like), dtype=torch.float64, device=like.device))
+def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
+    """(records,) each record's squared norm of all parameters together, 64-bit. like: (records,)"""
+    if missing := without_bounds(grads.values()):
+        set_bounds(missing)
+    zeros = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+    return torch.stack([zeros, *(grad.squared_norm() for grad in grads.values())]).sum(0)
 
 
 def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> list[Tensor]:
@@ -260,7 +261,7 @@ def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> li
     """
     products = [grad for grad in rows.values() if isinstance(grad, OuterProductGrad) and grad.time > 1]
     lengths = [grad.squared_lengths for grad in products]
-    return lengths if persons is None else [*lengths, squared_norms(rows, losses)[1]]
+    return lengths if persons is None else [*lengths, squared_norms(rows, losses)]
 
 
 def _not_finite(norms: Tensor) -> Tensor | None:
@@ -279,7 +280,11 @@ def add_weighted(grads: Mapping[int, ClippableGrad], factor: Tensor, totals: Seq
     """Add Σ factor·gradient by each parameter to its total. factor: (records,) 64-bit"""
     with torch.no_grad(), full_precision():
         for k, grad in grads.items():
-            grad.add_weighted(factor, totals[k])
+            if isinstance(grad, JoinedGrad):
+                sums = grad.sums(factor)
+                torch._foreach_add_([totals[k] for k in sums], [*sums.values()])
+            else:
+                grad.add_weighted(factor, totals[k])
 
 
 def _is_in_16_bits(losses: Tensor) -> bool:

@@ -6,29 +6,32 @@ Gram matrices are the inner products of the rows of each side.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...core.modules import is_on_cpu
 from .. import summing
-from ..engine import Persons, SizeGroup
+from ..engine import HEADROOM, Persons, SizeGroup
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
+    LARGEST,
     OTHER_ROUNDINGS,
     PRODUCTS_AT_ONCE,
+    SMALLEST_NORMAL,
     ClippableGrad,
     DenseGrad,
-    GramBound,
     PerSampleGrad,
     blanked,
-    gram_bound,
     rounding,
     rounding_in_64_bits,
+    smallest_normal,
     squares,
     to_32_bits,
 )
@@ -44,6 +47,19 @@ MOST_ENTRIES = 2.75
 RECORDS_IN_64_BITS = 8
 
 
+class GramBound(NamedTuple):
+    """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
+
+    squared_norm  too small by HEADROOM at most, but for those in `cancelling`
+    lengths       Σ_t |a_t||g_t|, which is the norm if nothing cancels
+    cancelling    which records must be computed in 64 bits: the error of their squared norm may be larger
+    """
+
+    squared_norm: Tensor
+    lengths: Tensor
+    cancelling: Tensor
+
+
 class ProductSide:
     """One side of a sum of outer products: (records, time, features), and its Gram matrices, computed once."""
 
@@ -56,11 +72,9 @@ class ProductSide:
         """(records, time, time) 64-bit: inner products of the rows. in_64_bits: whether they are multiplied so, too"""
         if in_64_bits not in self._grams:
             tensor = self.tensor.double() if in_64_bits else self.tensor
-            parts = torch.split(tensor, max(1, tensor.shape[2]) if in_64_bits else PRODUCTS_AT_ONCE, dim=2)
-            total = torch.bmm(parts[0], parts[0].mT).double()
-            for part in parts[1:]:
-                total += torch.bmm(part, part.mT)
-            self._grams[in_64_bits] = total
+            self._grams[in_64_bits] = _inner_products(
+                tensor, max(1, tensor.shape[2]) if in_64_bits else PRODUCTS_AT_ONCE
+            )
         return self._grams[in_64_bits]
 
     def merged(self, group: SizeGroup) -> ProductSide:
@@ -68,6 +82,24 @@ class ProductSide:
         if group not in self._merged:
             self._merged[group] = ProductSide(group.split(self.tensor).flatten(1, 2))
         return self._merged[group]
+
+
+def _inner_products(rows: Tensor, width: int) -> Tensor:
+    """(records, time, time) 64-bit: inner products of the rows, added from parts of so many features.
+
+    On a GPU, many parts side by side are one product.
+    """
+    records, time, _ = rows.shape
+    at_once = width if is_on_cpu(rows) else width * max(1, summing.MOST_AT_ONCE // (records * time * time))
+    total = rows.new_zeros(records, time, time, dtype=torch.float64)
+    for part in torch.split(rows, at_once, 2):
+        if part.shape[2] <= width:
+            total += torch.bmm(part, part.mT)
+        else:
+            wide = F.pad(part, (0, -part.shape[2] % width)).view(records, time, -1, width)
+            side = wide.transpose(1, 2).flatten(0, 1)
+            total += torch.bmm(side, side.mT).view(records, -1, time, time).sum(1, dtype=torch.float64)
+    return total
 
 
 class OuterProductGrad(PerSampleGrad):
@@ -117,8 +149,9 @@ class OuterProductGrad(PerSampleGrad):
     @property
     def cancelling(self) -> Tensor:
         """The records that are computed in 64 bits, apart from all others."""
-        none = torch.zeros(0, dtype=torch.int64, device=self.left.tensor.device)
-        return self.bound.cancelling if self.uses_grams else none
+        if self.uses_grams:
+            return self.bound.cancelling
+        return torch.zeros(0, dtype=torch.int64, device=self.left.tensor.device)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -132,11 +165,11 @@ class OuterProductGrad(PerSampleGrad):
     def squared_norm(self) -> Tensor:
         if self.uses_grams:
             return self.bound.squared_norm
-        return squares(self.rows) if self.is_dense else squares(self.left.tensor) * squares(self.right.tensor)
+        return squares(self.entries) if self.is_dense else squares(self.left.tensor) * squares(self.right.tensor)
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_dense:
-            return self.in_shape(summing.added(self.rows, factor))
+            return self.in_shape(summing.added(self.entries, factor))
         return self.in_shape(weighted_products(self.left.tensor, self.right.tensor, factor, self.cancelling))
 
     def add_weighted(self, factor: Tensor, total: Tensor) -> None:
@@ -151,16 +184,18 @@ class OuterProductGrad(PerSampleGrad):
     def bound(self) -> GramBound:
         """The norms from Gram matrices, once; in 64 bits for the records that need it."""
         if self._bound is None:
-            time, k, p = self._sizes
-            a, g = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
-            gram_dtype = torch.float64 if self.gram_in_64_bits else self._dtype
-            bound = gram_bound(a, g, k, p, gram_dtype, self._product_error)
-            for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
-                norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
-                left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
-                bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
-            self._bound = bound
+            set_bounds([self])
+            assert self._bound is not None
         return self._bound
+
+    def set_bound(self, bound: GramBound) -> None:
+        """Keep this bound, with the norms of records that cancel computed in 64 bits."""
+        time, k, p = self._sizes
+        for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
+            norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
+            left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
+            bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
+        self._bound = bound
 
     @property
     def squared_lengths(self) -> Tensor:
@@ -181,14 +216,14 @@ class OuterProductGrad(PerSampleGrad):
         return entries.reshape(self.shape).permute(self.axes)
 
     @property
-    def rows(self) -> Tensor:
+    def entries(self) -> Tensor:
         """(records, entries), all computed, once."""
         if self._rows is None:
             self._rows = summing.products_of_all(self.left.tensor, self.right.tensor).flatten(1)
         return self._rows
 
     def dense(self) -> DenseGrad:
-        rows = self.rows.view(-1, *self.shape)
+        rows = self.entries.view(-1, *self.shape)
         return DenseGrad(rows.permute(0, *(1 + axis for axis in self.axes)))
 
     def blank(self, keep: Tensor) -> OuterProductGrad:
@@ -227,10 +262,10 @@ class OuterProductsBySize(ClippableGrad):
     """
 
     def __init__(self, rows: OuterProductGrad, persons: Persons, parts: Sequence[OuterProductGrad]) -> None:
-        self._rows, self._persons, self._parts = rows, persons, parts
+        self._rows, self._persons, self.parts = rows, persons, parts
 
     def squared_norm(self) -> Tensor:
-        own = [part.squared_norm() for part in self._parts]
+        own = [part.squared_norm() for part in self.parts]
         total = own[0].new_empty(self._persons.count)
         for group, squared in zip(self._persons.groups, own, strict=True):
             total[group.places] = squared
@@ -240,7 +275,7 @@ class OuterProductsBySize(ClippableGrad):
         by_row = factor.new_zeros(len(self._persons.owner))
         together: list[Tensor | None] = []  # rows of products in 64 bits: one product for persons of all sizes
         sums: list[Tensor] = []
-        for group, part in zip(self._persons.groups, self._parts, strict=True):
+        for group, part in zip(self._persons.groups, self.parts, strict=True):
             own = group.of(factor)
             if not part.is_product_in_64_bits:
                 sums.append(part.weighted(own))
@@ -256,14 +291,70 @@ class OuterProductsBySize(ClippableGrad):
     def _product(self, by_row: Tensor, together: Sequence[Tensor | None]) -> Tensor:
         """Σ factor·product over these rows."""
         left, right = self._rows.left.tensor, self._rows.right.tensor
-        if len(together) < len(self._parts):
+        if len(together) < len(self.parts):
             chosen = torch.cat([rows for rows in together if rows is not None])
             left, right, by_row = (t.index_select(0, chosen) for t in (left, right, by_row))
         return self._rows.in_shape(summing.products(left, right, by_row))
 
     def blank(self, keep: Tensor) -> OuterProductsBySize:
-        parts = [part.blank(group.of(keep)) for group, part in zip(self._persons.groups, self._parts, strict=True)]
+        parts = [part.blank(group.of(keep)) for group, part in zip(self._persons.groups, self.parts, strict=True)]
         return OuterProductsBySize(self._rows.blank(keep[self._persons.owner]), self._persons, parts)
+
+
+def without_bounds(grads: Iterable[ClippableGrad]) -> list[OuterProductGrad]:
+    """Those whose norms are still to come from Gram matrices."""
+    parts = [part for grad in grads for part in (grad.parts if isinstance(grad, OuterProductsBySize) else [grad])]
+    return [part for part in parts if type(part) is OuterProductGrad and part.uses_grams and part._bound is None]
+
+
+def gram_bound(grads: Sequence[OuterProductGrad]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each gradient, (gradients, records): squared norms, lengths, and whether a record must be computed in 64 bits.
+
+    ‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms. All have one number of records and of rows,
+    and inner products in one type; they share kernels.
+    """
+    time, in_64_bits = grads[0].time, grads[0].gram_in_64_bits
+    gram_dtype = torch.float64 if in_64_bits else grads[0]._dtype
+    a, g = [one.left.gram(in_64_bits) for one in grads], [one.right.gram(in_64_bits) for one in grads]
+    numbers = [(*one._sizes[1:], one._product_error) for one in grads]
+    k, p, product_error = torch.tensor(numbers, dtype=torch.float64, device=a[0].device).T[:, :, None]
+    squared = torch.stack([(one * other).sum((1, 2)) for one, other in zip(a, g, strict=True)])  # (1)
+    error_a = error_g = rounding_in_64_bits(time, k, p)
+    if gram_dtype != torch.float64:
+        error_a, error_g = (error_a + rounding(n.clamp_max(PRODUCTS_AT_ONCE), gram_dtype) for n in (k, p))
+    # (2) at least the squared length of each row
+    smallest = smallest_normal(gram_dtype)
+    square_a, square_g = (torch.stack([one.diagonal(dim1=1, dim2=2) for one in side]) for side in (a, g))
+    size_a, size_g = (torch.stack([torch.linalg.vector_norm(one, dim=(1, 2)) for one in side]) for side in (a, g))
+    square_a = (square_a + (k * smallest)[:, :, None]) * (1 + 2 * error_a)[:, :, None]
+    square_g = (square_g + (p * smallest)[:, :, None]) * (1 + 2 * error_g)[:, :, None]
+    all_a, all_g = square_a.sum(2), square_g.sum(2)
+    # (3) what rounding of inner products may have removed from (1)
+    gram_error = error_a * all_a * size_g
+    gram_error += error_g * all_g * size_a + error_a * error_g * all_a * all_g
+    # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
+    gram_underflow = time * smallest * (k * all_g + p * all_a)
+    product_underflow = time * (k * p).sqrt() * SMALLEST_NORMAL
+    # (5) the norm of the gradient that is added
+    lengths = (square_a * square_g).sqrt().sum(2)
+    root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
+    bound = (root + product_error * lengths + product_underflow).square()
+    # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
+    squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
+    return squared_norm, lengths, ~((bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST))
+
+
+def set_bounds(grads: Sequence[OuterProductGrad]) -> None:
+    """The norms from Gram matrices, together: on a GPU, one read tells whether any record cancels in any weight."""
+    alike: dict[Any, list[OuterProductGrad]] = {}
+    for grad in grads:
+        alike.setdefault((*grad.left.tensor.shape[:2], grad.gram_in_64_bits, grad._dtype), []).append(grad)
+    bounds = [gram_bound(some) for some in alike.values()]
+    none = torch.zeros(0, dtype=torch.int64, device=bounds[0][0].device)
+    is_any = bool(torch.cat([cancels.flatten() for _, _, cancels in bounds]).any())
+    for some, parts in zip(alike.values(), bounds, strict=True):
+        for grad, norm, length, cancels in zip(some, *parts, strict=True):
+            grad.set_bound(GramBound(norm, length, cancels.nonzero()[:, 0] if is_any else none))
 
 
 def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: Tensor) -> Tensor:
@@ -360,8 +451,8 @@ class JointGrad(OuterProductGrad):
     """One part, with a weighted sum that is computed for all parts together."""
 
     def __init__(self, joint: Joint, place: int) -> None:
-        part = joint.parts[place]
-        super().__init__(part.left, part.right)
+        self.part = joint.parts[place]
+        super().__init__(self.part.left, self.part.right)
         self._joint, self._place = joint, place
 
     @property
@@ -373,7 +464,7 @@ class JointGrad(OuterProductGrad):
 
     @property
     def bound(self) -> GramBound:
-        return self._joint.parts[self._place].bound
+        return self.part.bound
 
     def weighted(self, factor: Tensor) -> Tensor:
         return self._joint.weighted(factor)[self._place]
@@ -383,6 +474,44 @@ class JointGrad(OuterProductGrad):
 
     def merged(self, group: SizeGroup) -> OuterProductGrad:
         return self._joint.merged(group).grads()[self._place]
+
+
+# -- Joined gradients: on a GPU, a kernel for a few numbers takes about as long as one for many
+#
+# The number of entries alone decides which gradients are joined: how the squares of a record are added must not depend
+# on the number of records.
+
+#: Gradients with at most so many entries are joined.
+FEW_ENTRIES = 2**15
+
+
+class JoinedGrad(DenseGrad):
+    """Gradients by several parameters, with all entries of a record in one row: one norm, and one sum.
+
+    parts  {place of a parameter: its gradients}
+    """
+
+    def __init__(self, parts: Mapping[int, DenseGrad | OuterProductGrad]) -> None:
+        super().__init__(torch.cat([part.entries for part in parts.values()], 1))
+        self._parts = parts
+
+    def sums(self, factor: Tensor) -> dict[int, Tensor]:
+        """`weighted` of each part."""
+        own = torch.split(self.weighted(factor), [part.entries.shape[1] for part in self._parts.values()])
+        return {k: part.in_shape(total) for (k, part), total in zip(self._parts.items(), own, strict=True)}
+
+    def blank(self, keep: Tensor) -> JoinedGrad:
+        return JoinedGrad({k: part.blank(keep) for k, part in self._parts.items()})
+
+
+def joined(grads: Mapping[int, ClippableGrad], like: Tensor) -> dict[int, ClippableGrad]:
+    """On a GPU, one gradient in place of all with few entries, at the place of one of them."""
+    few: dict[int, DenseGrad | OuterProductGrad] = {}
+    for k, grad in ({} if is_on_cpu(like) else grads).items():
+        if isinstance(grad, DenseGrad) or (isinstance(grad, OuterProductGrad) and grad.is_dense):
+            few |= {k: grad} if grad.entries.shape[1] <= FEW_ENTRIES else {}
+    units = {k: grad for k, grad in grads.items() if k not in few}
+    return units | ({min(few): JoinedGrad(few)} if few else {})
 
 
 # -- Activation products: the gradients of linear layers' inputs, by oneDNN inside torch's backward pass

@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..engine import HEADROOM, Persons
+from ..engine import Persons
 from ..summing import added
 
 # -- Norms: sums of squares computed in 32 bits, with a bound on their error for any data and any order of additions
@@ -53,7 +53,10 @@ def squares_in_64_bits() -> Iterator[None]:
         _squares_in_64_bits.reset(token)
 
 
-def rounding(terms: int, dtype: torch.dtype) -> float:
+N = TypeVar("N", float, Tensor)
+
+
+def rounding(terms: N, dtype: torch.dtype) -> N:
     """By how much a sum of so many products may be too small, relative to the sum of their absolute values.
 
     In any order, fused or not: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma 3.1.
@@ -61,12 +64,12 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
     return (terms + OTHER_ROUNDINGS) * torch.finfo(dtype).eps / 2
 
 
-def rounding_in_64_bits(time: int, k: int, p: int) -> float:
+def rounding_in_64_bits(time: int, k: N, p: N) -> N:
     """The same for the 64-bit sums over Gram matrices of `time` rows, with sides of k and p numbers."""
     return (time * time + k + p) * 2.0**-53
 
 
-def _smallest(dtype: torch.dtype) -> float:
+def smallest_normal(dtype: torch.dtype) -> float:
     """The smallest normal number: a square or product below it may become 0."""
     return SMALLEST_NORMAL if dtype == torch.float32 else torch.finfo(dtype).tiny
 
@@ -78,7 +81,7 @@ def squares(rows: Tensor) -> Tensor:
     ordered = rows if rows.is_contiguous() else rows.permute(in_memory_order(rows))
     flat = ordered.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     entries = flat.shape[1]
-    underflow = entries * _smallest(rows.dtype)
+    underflow = entries * smallest_normal(rows.dtype)
     if entries <= SQUARES_AT_ONCE:
         short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() + underflow
         return short
@@ -93,52 +96,6 @@ def squares(rows: Tensor) -> Tensor:
 def in_memory_order(rows: Tensor) -> list[int]:
     """The axes: the first, then by stride, widest first, so that flattening copies nothing."""
     return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
-
-
-class GramBound(NamedTuple):
-    """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
-
-    squared_norm  too small by HEADROOM at most, but for those in `cancelling`
-    lengths       Σ_t |a_t||g_t|, which is the norm if nothing cancels
-    cancelling    which records must be computed in 64 bits: the error of their squared norm may be larger
-    """
-
-    squared_norm: Tensor
-    lengths: Tensor
-    cancelling: Tensor
-
-
-def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, product_error: float) -> GramBound:
-    """‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms.
-
-    a, g           (records, time, time) 64-bit Gram matrices of sides with k and p numbers in each row
-    gram_dtype     what their inner products were multiplied in
-    product_error  of the gradient that is added, relative to Σ_t |a_t||g_t|
-    """
-    time = a.shape[1]
-    squared = (a * g).sum((1, 2))  # (1)
-    error_a = error_g = rounding_in_64_bits(time, k, p)
-    if gram_dtype != torch.float64:
-        error_a, error_g = (error_a + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p))
-    # (2) at least the squared length of each row
-    smallest = _smallest(gram_dtype)
-    square_a = (a.diagonal(dim1=1, dim2=2) + k * smallest) * (1 + 2 * error_a)
-    square_g = (g.diagonal(dim1=1, dim2=2) + p * smallest) * (1 + 2 * error_g)
-    all_a, all_g = square_a.sum(1), square_g.sum(1)
-    # (3) what rounding of inner products may have removed from (1)
-    gram_error = error_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
-    gram_error += error_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + error_a * error_g * all_a * all_g
-    # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
-    gram_underflow = time * smallest * (k * all_g + p * all_a)
-    product_underflow = time * math.sqrt(k * p) * SMALLEST_NORMAL
-    # (5) the norm of the gradient that is added
-    lengths = (square_a * square_g).sqrt().sum(1)
-    root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
-    bound: Tensor = (root + product_error * lengths + product_underflow).square()
-    # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
-    squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
-    is_in_place = (bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST)
-    return GramBound(squared_norm, lengths, (~is_in_place).nonzero()[:, 0])
 
 
 # -- Per-record gradients in the form in which they are cheapest, each with its norms and its weighted sum
@@ -196,15 +153,22 @@ class DenseGrad(PerSampleGrad):
         return squares(self.rows)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        if self.rows.is_contiguous():
-            return self._added(self.rows.reshape(self.rows.shape[0], -1), factor).view(self.rows.shape[1:])
-        axes = in_memory_order(self.rows)
-        rows = self.rows.permute(axes)
-        total = self._added(rows.reshape(len(rows), -1), factor).view(rows.shape[1:])
-        return total.permute([axes.index(axis) - 1 for axis in range(1, len(axes))])
+        return self.in_shape(added(self.entries, factor))
 
-    def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
-        return added(rows, factor)
+    @property
+    def _order(self) -> list[int]:
+        return list(range(self.rows.ndim)) if self.rows.is_contiguous() else in_memory_order(self.rows)
+
+    @property
+    def entries(self) -> Tensor:
+        """(records, entries), in the order of memory."""
+        return self.rows.permute(self._order).reshape(len(self.rows), math.prod(self.rows.shape[1:]))
+
+    def in_shape(self, entries: Tensor) -> Tensor:
+        """A sum over the records, (entries,), in the shape of the gradient."""
+        axes = self._order
+        total = entries.view([self.rows.shape[axis] for axis in axes[1:]])
+        return total.permute([axes.index(axis) - 1 for axis in range(1, len(axes))])
 
     def dense(self) -> DenseGrad:
         return self
