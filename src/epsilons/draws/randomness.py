@@ -261,6 +261,31 @@ class Randomness:
         _for_each(range(0, count, BLOCK), fill, threads)
         return values
 
+    def noise_at(
+        self, phase: int, step: int, ranges: Sequence[tuple[int, int]], count: int, threads: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """The values of `noise(phase, step, count)` at these ranges of places, one range after the other.
+
+        Only blocks that a range touches are made.
+        """
+        begins = np.cumsum([0, *(last - first for first, last in ranges)])
+        values = np.empty(begins[-1])
+        touched: dict[int, list[tuple[int, int, int]]] = {}
+        for (first, last), begin in zip(ranges, begins.tolist(), strict=False):
+            for block in range(first // BLOCK, -(-last // BLOCK) if last > first else 0):
+                touched.setdefault(block, []).append((first, last, begin - first))
+
+        def fill(block: int) -> None:
+            start = block * BLOCK
+            made = np.empty(min(BLOCK, count - start))
+            self.stream("noise", phase, step, block).fill_with_normals(made)
+            for first, last, shift in touched[block]:
+                low, high = max(first, start), min(last, start + len(made))
+                values[low + shift : high + shift] = made[low - start : high - start]
+
+        _for_each(sorted(touched), fill, threads)
+        return values
+
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
         return _as_seed(self._subkey(purpose, *address))

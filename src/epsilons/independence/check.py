@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.modules import named_modules
+from ..core.modules import local, named_modules, sharded
 from ..draws import batches
 from ..draws.batches import Gathered, is_equal, leaves, sizes_of, tensors
 from . import comparison, messages
@@ -36,7 +36,7 @@ def contents(model: nn.Module) -> dict[str, Tensor]:
         for attribute, value in vars(module).items():
             if isinstance(value, Tensor) and not value.requires_grad:
                 tensors[f"{name}.{attribute}".strip(".")] = value
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: local(sharded(tensor)).detach().clone() for name, tensor in tensors.items()}
 
 
 def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:

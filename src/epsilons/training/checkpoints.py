@@ -2,6 +2,7 @@
 
     checkpoints/000002.safetensors   every tensor
     checkpoints/000002.json          everything else, and the hash of the tensors; written last, it makes the pair valid
+    checkpoints/000002.shards/       with `fully_shard` alone: each rank's rows of sharded tensors, whose hashes it has
 
 Coins and noise need no state, because they are functions of (key, phase, step). Besides model and optimizer, a
 checkpoint holds what may change the next sum: buffers, generators, and the schedulers and averages that the caller
@@ -14,6 +15,7 @@ import hashlib
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..core.files import sync_folder, write_json
+from ..core.modules import local
 from ..draws.batches import parts, rebuilt
 from ..errors import EpsilonsError, RunError, parsed_json
 
@@ -45,13 +48,12 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
     """Write the state durably, and remove older ones. Raises RunError if it cannot be written without pickle."""
     tensors: dict[str, Tensor] = {}
     packed = _packed(dict(state), tensors, itertools.count())
-    last = max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
-    file = folder / f"{last + 1:06d}.json"
+    file = folder / f"{next_number(folder):06d}.json"
     data, temporary = file.with_suffix(".safetensors"), file.with_suffix(".new")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         save_file(tensors, temporary)
-        digest = _sync_and_hash(temporary)
+        digest = sync_and_hash(temporary)
         os.replace(temporary, data)
         sync_folder(folder)
         sync_folder(folder.parent)
@@ -63,7 +65,13 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
     for older in sorted(folder.glob("*.json"))[:-KEPT]:
         older.unlink(missing_ok=True)
         older.with_suffix(".safetensors").unlink(missing_ok=True)
+        shutil.rmtree(older.with_suffix(".shards"), ignore_errors=True)
     return file
+
+
+def next_number(folder: Path) -> int:
+    """The number of the next checkpoint."""
+    return 1 + max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
@@ -72,10 +80,13 @@ def latest(folder: Path) -> dict[str, Any] | None:
         data = file.with_suffix(".safetensors")
         try:
             values = parsed_json(file.read_text(encoding="utf-8"))
-            if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
+            if values["schema"] != SCHEMA or sync_and_hash(data) != values["tensors"]:
                 continue
             state = _unpacked(values["state"], load_file(data))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            shards = state.get("shards", {"files": {}})
+            if any(sync_and_hash(folder / shards["folder"] / name) != own for name, own in shards["files"].items()):
+                continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
             continue
         if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
             return state
@@ -86,7 +97,7 @@ def remove(folder: Path) -> None:
     """Remove every checkpoint."""
     if folder.is_dir():
         for file in folder.iterdir():
-            file.unlink(missing_ok=True)
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
         folder.rmdir()
 
 
@@ -162,7 +173,9 @@ def tensors_in(state: Any) -> list[Tensor]:
 
 def marks(state: Any) -> list[Any]:
     """Marks that differ after a write to the state: addresses and versions of tensors, everything else as text."""
-    return [(leaf.data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)]
+    return [
+        (local(leaf).data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)
+    ]
 
 
 def copied(state: Any) -> Any:
@@ -182,7 +195,7 @@ def _copied(node: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
     if not isinstance(node, Tensor):
         inner = parts(node)
         return node if inner is None else rebuilt(node, {key: _copied(part, known) for key, part in inner.items()})
-    address = node.data_ptr(), node.dtype, node.shape, node.stride(), node.device
+    address = local(node).data_ptr(), node.dtype, node.shape, node.stride(), node.device
     if address not in known:
         known[address] = node.detach().clone()
     return known[address]
@@ -252,7 +265,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(mark)
 
 
-def _sync_and_hash(path: Path) -> str:
+def sync_and_hash(path: Path) -> str:
+    """A hash of its bytes, once they are on disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

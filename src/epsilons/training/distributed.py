@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import InputError, RankError
+from ..core.modules import local
+from ..errors import InputError, ModelError, RankError
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
-_PLACE, _STOPPED = "where they are", "stopped"
+_PLACE, _STOPPED, _VOTE = "where they are", "stopped", "vote"
+#: A rank that stops waits so long for others to learn it, where they may be in a call that the model makes.
+SECONDS_TO_ABORT = timedelta(seconds=30)
 
 
 class Ranks:
@@ -33,12 +37,14 @@ class Ranks:
 
     rank, size    number of this rank, and number of ranks; 0 and 1 without a process group
     has_aborted   True after this rank stopped, or learned that another one did
+    group         of the collective calls here; None for the default group
     """
 
     def __init__(self) -> None:
         joined = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         self.has_aborted = False
+        self.group: dist.ProcessGroup | None = None
         started = launched_processes()
         if not joined and started > 1:
             raise RankError(
@@ -59,7 +65,11 @@ class Ranks:
 
     def part(self, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(part,) this rank's indices of a draw; every record goes to exactly one rank. It may be none."""
-        return np.array_split(drawn, self.size)[self.rank]
+        return self.parts(drawn)[self.rank]
+
+    def parts(self, drawn: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """The part of each rank."""
+        return np.array_split(drawn, self.size)
 
     def number(self, batch: int) -> int:
         """A number for this rank's physical batch, different from all others of the same draw."""
@@ -80,10 +90,33 @@ class Ranks:
         note = {_PLACE: where, **(facts or {})}
         if self._is_equal_everywhere(repr(note)):
             return
-        problem = self._problem(self._gather(note))
+        self._checked(self._gather(note))
+
+    def any(self, where: str, vote: bool) -> bool:
+        """Check agreement on the place; True if any rank votes True."""
+        if not self.is_distributed:
+            return vote
+        if self.has_aborted:
+            raise RankError("This rank has stopped. Call make_private again, on all ranks.")
+        note = {_PLACE: where, _VOTE: vote}
+        if self._is_equal_everywhere(repr(note)):
+            return vote
+        return any(note[_VOTE] for note in self._checked(self._gather(note), _VOTE))
+
+    def gathered(self, where: str, value: T) -> list[T]:
+        """Check agreement on the place; the value of each rank, by its number."""
+        if not self.is_distributed:
+            return [value]
+        self.check_agreement(where)
+        return [note[_VOTE] for note in self._checked(self._gather({_PLACE: where, _VOTE: value}), _VOTE)]
+
+    def _checked(self, notes: Sequence[Mapping[str, Any]], but: str = "") -> Sequence[Mapping[str, Any]]:
+        """Raise RankError where notes differ, without the entry of this name."""
+        problem = self._problem([{name: value for name, value in note.items() if name != but} for note in notes])
         if problem:
             self.has_aborted = True
             raise RankError(problem)
+        return notes
 
     def all_reduce(self, sums: Sequence[Tensor], where: str, facts: Mapping[str, Any]) -> None:
         """Check agreement on the facts, and replace each tensor by its sum over all ranks."""
@@ -102,7 +135,7 @@ class Ranks:
             return value
         values = [value if self.is_main else None]
         with self._translating_errors():
-            dist.broadcast_object_list(values)
+            dist.broadcast_object_list(values, group=self.group)
         return values[0]  # type: ignore[return-value]  # rank 0's
 
     # -- when something fails --------------------------------------------------------------------------
@@ -132,6 +165,8 @@ class Ranks:
         """
         if self.is_distributed and not self.has_aborted:
             self.has_aborted = True
+            if self.group is not None:  # the others may wait in a call that only the model makes
+                dist.distributed_c10d._set_pg_timeout(SECONDS_TO_ABORT, self.group)
             with suppress(RankError):
                 self._is_equal_everywhere("")
                 self._gather({_STOPPED: reason})
@@ -157,17 +192,17 @@ class Ranks:
     def _is_equal_everywhere(self, text: str) -> bool:
         """True if all ranks pass the same text, by one small message. If not, every rank knows that notes follow."""
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
         here = torch.tensor(list(digest), dtype=torch.uint8, device=device)
         everywhere = [torch.empty_like(here) for _ in range(self.size)]
         with self._translating_errors():
-            dist.all_gather(everywhere, here)
+            dist.all_gather(everywhere, here, group=self.group)
         return all(torch.equal(there, here) for there in everywhere)
 
     def _gather(self, note: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         notes: list[Any] = [None] * self.size
         with self._translating_errors():
-            dist.all_gather_object(notes, dict(note))
+            dist.all_gather_object(notes, dict(note), group=self.group)
         return notes
 
     @contextmanager
@@ -223,6 +258,32 @@ def _use_gpu(device: str, local_rank: int, gpus: int) -> None:
     torch.cuda.set_device(local_rank)
 
 
+def unwrapped(model: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
+    """(the model in a DistributedDataParallel, what restores the wrapper); any other model itself.
+
+    Meanwhile the wrapper calls the model and nothing else, as in `no_sync`: gradients are summed here, once they are
+    clipped. Raises ModelError for settings under which the wrapper does more than that.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return model, lambda: None
+    names = ("find_unused_parameters", "static_graph", "mixed_precision", "_use_python_reducer")
+    given = [name for name in names if getattr(model, name, None)]
+    if given:
+        raise ModelError(
+            f"Got a DistributedDataParallel with {given[0].strip('_')}, which alters what the model returns. Pass the "
+            "model itself (wrapped.module), on every rank, and call it in the loop: make_private adds up the clipped "
+            "sums."
+        )
+    model.reducer._rebuild_buckets()  # here, where all ranks do it: the next call of the wrapper would
+    before = model.require_backward_grad_sync, model.require_forward_param_sync
+
+    def restore() -> None:
+        model.require_backward_grad_sync, model.require_forward_param_sync = before
+
+    model.require_backward_grad_sync = model.require_forward_param_sync = False
+    return model.module, restore
+
+
 def check_sum(tensors: Iterable[Tensor]) -> int:
     """A checksum that differs if one bit differs. It is fast and no hash: some changes cancel."""
     total = 0
@@ -234,14 +295,14 @@ def check_sum(tensors: Iterable[Tensor]) -> int:
 def as_integers(tensor: Tensor) -> Tensor:
     """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-    return tensor.detach().contiguous().view(integer)
+    return local(tensor).detach().contiguous().view(integer)
 
 
 def hash_of(tensors: Iterable[Tensor]) -> str:
     """A hash of the bits of these tensors."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..clipping import Engine, NonFiniteGradientError
-from ..core.modules import lay_out
+from ..core.modules import lay_out, twin
 from ..draws import batches
 from ..draws.batches import Gathered
 from ..draws.persons_rows import Persons, Readings
 from ..draws.randomness import Randomness
+from ..errors import ModelError
 from ..independence import data_sets, messages
 from ..independence.check import IndependenceCheck, Numbers, is_due, numbers_in
 from ..independence.fixed_draws import Variant
@@ -31,6 +32,9 @@ from ..independence.watch import OperatorWatch
 from ..planning import Plan
 from . import checkpoints
 from .datasets import PhysicalBatch, Source
+
+if TYPE_CHECKING:
+    from .sharded import Shards
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
@@ -86,8 +90,10 @@ class Issuer:
         source: Source,
         persons: Persons,
         left_out: Callable[[int, int], npt.NDArray[np.int64]],
+        shards: Shards | None = None,
     ) -> None:
         self._model, self._parameters, self._device = model, parameters, parameters[0].device
+        self._shards = shards
         self._source, self._persons, self._who_left = source, persons, left_out
         self._largest = 1
         self._check: IndependenceCheck | None = None
@@ -129,7 +135,10 @@ class Issuer:
         check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
         # A single record, or copies of one, show less than different ones: these are checked too, once there are any.
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
-        if check_is_due and (self._poor_checks > 0 or not is_poor):
+        is_checked = check_is_due and (self._poor_checks > 0 or not is_poor) and not physical.is_filler
+        if self._shards:
+            self._shards.begin_batch(is_checked or self._watches or self._is_in_foreign_loop())
+        if is_checked:
             yield from self._checks(physical, batch, randomness)
             self._watches = True
             self.checks_made += not is_poor
@@ -146,12 +155,21 @@ class Issuer:
                 watch.end()  # here, too: backward may be called in another thread
         yield from self._without_broken(physical, batch, randomness)
 
+    def _is_in_foreign_loop(self) -> bool:
+        """False. Raises ModelError for such a loop: it calls the model as often as it likes."""
+        if self.is_foreign:
+            raise ModelError(
+                "The model's parameters are sharded (fully_shard), which another library's loop does not take here. "
+                "Write the loop, with make_private. What is supported: epsilons docs several-processes"
+            )
+        return False
+
     def _begin_watch(self, batch: Any, records: int) -> OperatorWatch:
         """Watch what the loop computes from a batch that is trained on."""
         self.watch = watch = OperatorWatch(records, is_check=False)
         own = batches.tensors(batch)
         axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
-        watch.begin(axes, [*self._model.parameters(), *self._model.buffers()], self._earlier)
+        watch.begin(axes, [*map(twin, self._model.parameters()), *self._model.buffers()], self._earlier)
         self._earlier = own
         now = numbers_in(self._model)
         self._moving |= {key: value for key, value in self._numbers.items() if now.get(key, value) != value}
@@ -275,6 +293,8 @@ class Issuer:
 
         They are left out after the draw, so that no other person's coin and no noise changes.
         """
+        if physical.is_filler:
+            return tuple(range(len(physical.readings.persons)))
         people = self._who_left(physical.phase, physical.step)
         return tuple(np.flatnonzero(np.isin(physical.readings.persons, people)).tolist()) if len(people) else ()
 

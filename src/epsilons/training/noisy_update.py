@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ..core.modules import names_of, tensors_of
+from ..core.modules import local, names_of, tensors_of, writes
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
 from .distributed import Ranks, as_integers, check_sum, hash_of
 from .turns import Position
+
+if TYPE_CHECKING:
+    from .sharded import Shards
 
 # -- Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`
 #
@@ -68,6 +71,7 @@ def _check_sums(tensors: Sequence[Tensor]) -> list[int]:
     It changes with any one of them. Of several changes of a large tensor, those may cancel that lie a multiple of
     COLUMNS words apart.
     """
+    tensors = [local(t) for t in tensors]
     large = iter(_on_cpu([_columns(_words(t)) for t in tensors if not _is_small(t)]))
     return [hash(as_integers(t).numpy().tobytes() if _is_small(t) else next(large).tobytes()) for t in tensors]
 
@@ -134,6 +138,7 @@ class NoisyUpdate:
         parameters: Sequence[nn.Parameter],
         position: Position,
         ranks: Ranks,
+        shards: Shards | None = None,
     ) -> None:
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._position, self._ledger, self._ranks = position, position.ledger, ranks
@@ -146,6 +151,7 @@ class NoisyUpdate:
         )
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
+        self._shards = shards
         self._sum: list[Tensor] = []  # empty before the first physical batch of a draw
 
     @property
@@ -156,14 +162,19 @@ class NoisyUpdate:
         return self._sum
 
     def begin_sum(self) -> None:
-        self._sum = []
+        self.drop_sum()
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
         self._sum = []
+        if self._shards:
+            self._shards.begin_sum()
 
     def add(self, clipped: Sequence[Tensor]) -> None:
         """Add the clipped gradients of one physical batch. They are copied, because an engine may use them again."""
+        if self._shards:
+            self._shards.add(clipped)
+            return
         if not self._sum:
             twins = zip(self._parameters, clipped, strict=True)
             self._sum = [torch.empty_like(p, dtype=torch.float64).copy_(part) for p, part in twins]
@@ -179,26 +190,36 @@ class NoisyUpdate:
         """
         at, ranks = self._position, self._ranks
         if ranks.is_distributed:
-            step = {"the step": (at.phase, at.step)}
-            ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
-        phase = at.plan.phases[at.phase]
-        sizes = [p.numel() for p in self._parameters]
-        values = randomness.noise(at.phase, at.step, sum(sizes), torch.get_num_threads())
-        noise = torch.from_numpy(values).to(self._parameters[0].device)
+            facts = {"the step": (at.phase, at.step)} | self.shared_facts(randomness)
+            if self._shards:
+                ranks.check_agreement("at the end of a draw", facts)
+            else:
+                ranks.all_reduce(self.sum, "at the end of a draw", facts)
+        if self._shards:
+            self._sum = self._shards.whole_sum()
+        phase, held = at.plan.phases[at.phase], [local(p) for p in self._parameters]
+        sizes = [p.numel() for p in held]
+        if self._shards:
+            values = self._shards.noise(randomness, at.phase, at.step)
+        else:
+            values = randomness.noise(at.phase, at.step, sum(sizes), torch.get_num_threads())
+        noise = torch.from_numpy(values).to(held[0].device)
         noise *= phase.noise_std
         average = []
-        for p, total, part in zip(self._parameters, self.sum, torch.split(noise, sizes), strict=True):
+        for p, total, part in zip(held, self.sum, torch.split(noise, sizes), strict=True):
             total += part.view(p.shape)
             # The divisor is public and fixed: the drawn number of records is itself private.
             total /= phase.expected_batch
             average.append(total.to(p.dtype))
-        self._sum = []
+        self.drop_sum()
         return average
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
         at, ledger, ranks = self._position, self._ledger, self._ranks
         digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
+        if self._shards:
+            digest = self._shards.hash_of(update)
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
         ranks.check_agreement("before the update", facts)
@@ -210,7 +231,7 @@ class NoisyUpdate:
         before = _global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
         after = optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks
         for p, gradient in zip(self._parameters, update, strict=True):
-            p.grad = gradient
+            p.grad = self._shards.as_gradient(p, gradient) if self._shards else gradient
         self._is_stepping = True
         try:
             if sum(map(len, before)) > 1:  # the guard is one of them
@@ -228,10 +249,12 @@ class NoisyUpdate:
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
+        # Of a sharded parameter, every rank has other values.
+        held = "" if self._shards else str(check_sum(self._parameters))
         return {
             "what was charged": self._ledger.charged,
             "the key": randomness.commitment.encode(),
-            "the parameters' values": str(check_sum(self._parameters)).encode(),
+            "the parameters' values": held.encode(),
         }
 
     # -- nothing else writes to the model ----------------------------------------------------------------
@@ -300,7 +323,7 @@ def _emptied(*hooks: Hooks) -> Iterator[None]:
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
     """(id, version) of every parameter and buffer; the version counts writes."""
-    return [(id(t), t._version) for t in tensors_of(model)]
+    return [(id(t), writes(t)) for t in tensors_of(model)]
 
 
 def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:

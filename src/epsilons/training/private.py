@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from ..clipping import NonFiniteGradientError
 from ..core import modules
 from ..core.disclosure import has_small_cells
 from ..core.modules import check_graph
-from ..draws.persons_rows import Draws, check_size
+from ..draws.persons_rows import Draws, Readings, check_size
+from ..draws.randomness import Randomness
 from ..errors import CallOrderError, EpsilonsError, InputError
 from ..models import model_checks
 from . import validation
@@ -36,6 +37,9 @@ from .resume import Checkpointer
 from .turns import EMPTY_DRAW, Position, Turns, by_draw, by_part
 from .within_draws import Modes, Settings
 
+if TYPE_CHECKING:
+    from .sharded import Shards
+
 
 class Private:
     """A private training loop; built by `make_private`.
@@ -47,7 +51,14 @@ class Private:
     """
 
     def __init__(
-        self, request: Request, inputs: Inputs, run: OpenRun, ranks: Ranks, relaid: Sequence[nn.Module] = ()
+        self,
+        request: Request,
+        inputs: Inputs,
+        run: OpenRun,
+        ranks: Ranks,
+        relaid: Sequence[nn.Module] = (),
+        shards: Shards | None = None,
+        rewrap: Callable[[], None] = lambda: None,
     ) -> None:
         model, optimizer, plan, ledger = request.model, request.optimizer, request.plan, run.ledger
         assert ledger is not None
@@ -57,15 +68,18 @@ class Private:
         self._parameters, self._device = inputs.parameters, inputs.parameters[0].device
         self._position = position = Position(plan, ledger)
         self._draws, self._turns = Draws(plan, inputs.group, run.randomness), Turns(position)
-        self._issuer = Issuer(model, inputs.parameters, inputs.source, inputs.persons, ledger.left_out)
-        self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks)
+        self._shards, self._rewrap = shards, rewrap
+        computed = shards.twins if shards else inputs.parameters
+        self._issuer = Issuer(model, computed, inputs.source, inputs.persons, ledger.left_out, shards)
+        self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks, shards)
         self._issued: Issued | None = None
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
         self._is_cut_short = False  # somebody ended the run, or a part of it, before the plan did
-        self._clipper = Clipper(inputs.engine, model, inputs.parameters, plan, inputs.group, relaid)
+        engine = shards.engine(inputs.engine) if shards else inputs.engine
+        self._clipper = Clipper(engine, model, computed, plan, inputs.group, relaid)
         # last, because these add hooks to the optimizer and the model
-        self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks)
+        self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks, shards)
         registered, check_trained = self._checkpointer.registered, self._noisy_update.check_trained
         self._settings = Settings(optimizer, plan, ranks.size, registered, check_trained)
         self._modes = Modes(model, self._turns)
@@ -198,11 +212,24 @@ class Private:
         for phase in range(at.phase, len(self.plan.phases)):
             first = at.step if phase == at.phase else 0
             for step in range(first, self.ledger.end(phase)):
-                drawn = self.ranks.part(self._persons.with_rows(draws.at(phase, step)))
-                readings = self._persons.readings(drawn, draws.randomness, phase, step)
+                drawn = self._persons.with_rows(draws.at(phase, step))
+                readings = self._persons.readings(self.ranks.part(drawn), draws.randomness, phase, step)
                 parts = readings.batches(self._largest) or [readings]
-                for number, part in enumerate(parts):
-                    yield PhysicalBatch(phase, step, number, len(parts), part)
+                fillers = self._fillers(drawn, draws.randomness, phase, step, parts) if self._shards else []
+                if fillers and not len(readings):
+                    parts = []
+                count = len(parts) + len(fillers)
+                for number, part in enumerate([*parts, *fillers]):
+                    yield PhysicalBatch(phase, step, number, count, part, number >= len(parts))
+
+    def _fillers(
+        self, drawn: npt.NDArray[np.int64], randomness: Randomness, phase: int, step: int, own: Sequence[Readings]
+    ) -> list[Readings]:
+        """One person of the draw again and again, so that this rank has as many physical batches as any other."""
+        each = [self._persons.readings(part, randomness, phase, step) for part in self.ranks.parts(drawn)]
+        most = max(len(readings.batches(self._largest)) for readings in each)
+        missing = most - sum(len(part) > 0 for part in own)
+        return [self._persons.readings(drawn[:1], randomness, phase, step)] * missing
 
     def _charge(self) -> None:
         """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""
@@ -232,12 +259,12 @@ class Private:
     def _issue(self, issued: Issued, batch: Any) -> Any:
         """Hand the loop this batch."""
         self._issued, self._turns.turn = issued, "backward"
-        self._is_check = issued.variant is not None
+        self._is_check = issued.variant is not None or issued.physical.is_filler
         self._noisy_update.check_between_batches()
         self._clipper.begin(issued)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
-        alone = -1 if self._is_check or issued.is_whole else int(issued.readings.persons[0])
+        alone = -1 if issued.variant is not None or issued.is_whole else int(issued.readings.persons[0])
         number = self.ranks.number(physical.number)
         seed = self._draws.randomness.seed("torch", physical.phase, physical.step, number, alone)
         seed_torch(seed, self._device)
@@ -274,6 +301,8 @@ class Private:
             # A single such person contributes nothing. Among others, the batch is issued again without them.
             if len(issued.readings.persons) > 1:
                 self._issuer.non_finite = error
+            return
+        if issued.physical.is_filler:
             return
         if issued.is_probe:
             self._issuer.adds_nothing = not any(bool(part.any()) for part in clipped)
@@ -350,7 +379,7 @@ class Private:
 
     def _leave_checkpoint(self) -> None:
         """On closing: save the state at the start of the last draw, if there is no newer checkpoint."""
-        if self.folder is None or self.ledger.is_closed or self.is_finished or self.ranks.has_aborted:
+        if self.ledger.is_closed or self.is_finished or self.ranks.has_aborted:
             return
         self._checkpointer.save_last(self._noisy_update.is_unchanged)
 
@@ -428,12 +457,16 @@ class Private:
         self._issuer.stop_watching()
         is_failing = sys.exc_info()[0] is not None
         try:
-            self._leave_checkpoint()
+            if not (is_failing and self._shards):  # the other ranks may be elsewhere
+                self._leave_checkpoint()
         except EpsilonsError:  # there is an older checkpoint, and the first error matters more
             if not is_failing:
                 raise
         finally:
             self._clipper.detach()
+            if self._shards:
+                self._shards.end()
+            self._rewrap()
             self._noisy_update.remove_guard()
             self._modes.remove()
             try:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..clipping import Ghost
-from ..core.modules import tensors_of
+from ..core.modules import tensors_of, writes
 from ..draws.persons_rows import Draws
 from ..errors import RunError
 from ..ledger.run_folder import RunFolder
@@ -25,6 +26,9 @@ from .checkpoints import Stateful
 from .distributed import Ranks, check_sum
 from .opening import Inputs, Request
 from .turns import Position
+
+if TYPE_CHECKING:
+    from .sharded import Shards
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")
@@ -48,11 +52,21 @@ class Checkpointer:
     """
 
     def __init__(
-        self, request: Request, inputs: Inputs, folder: RunFolder | None, position: Position, ranks: Ranks
+        self,
+        request: Request,
+        inputs: Inputs,
+        folder: RunFolder | None,
+        position: Position,
+        ranks: Ranks,
+        shards: Shards | None = None,
     ) -> None:
         self._model, self._optimizer, self._every = request.model, request.optimizer, request.folder.checkpoint_every
         self._parameters, self._engine, self._fingerprint = inputs.parameters, inputs.engine, inputs.fingerprint
         self._folder, self._ledger, self._position, self._ranks = folder, position.ledger, position, ranks
+        self._shards = shards
+        self._path = folder.checkpoints if folder else None  # where this rank saves
+        if shards and request.folder.path is not None:
+            self._path = RunFolder(Path(request.folder.path)).checkpoints
         self.registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
@@ -86,7 +100,7 @@ class Checkpointer:
             "epoch": self._ledger.epoch,
             "fingerprint": dict(self._fingerprint),
             "model": checkpoints.of_model(self._model),
-            "parameters": [p.detach() for p in self._parameters],
+            "parameters": [] if self._shards else [p.detach() for p in self._parameters],
             "optimizer": self._optimizer.state_dict(),
             "kept": self._kept(),
             "generators": generators,
@@ -102,12 +116,17 @@ class Checkpointer:
     @property
     def is_saved(self) -> bool:
         """True if there is nothing to save: no folder, or a checkpoint after the last update."""
-        return self._folder is None or self._saved == self._position.updates
+        return self._path is None or self._saved == self._position.updates
 
     @property
     def is_due(self) -> bool:
-        if self._folder is None or self._saved < 0:
-            return self._folder is not None
+        """True if a checkpoint should be saved before the next draw; with shards, of all ranks."""
+        return self._shards.any("before a draw", self._is_due) if self._shards else self._is_due
+
+    @property
+    def _is_due(self) -> bool:
+        if self._path is None or self._saved < 0:
+            return self._path is not None
         if self._every is not None:
             return self._position.updates - self._saved >= self._every
         return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
@@ -117,15 +136,18 @@ class Checkpointer:
         self._save(self._state(self._generators or checkpoints.of_generators(), self._fell_back))
 
     def _save(self, state: dict[str, Any]) -> None:
-        assert self._folder is not None
-        self._ledger.sync()  # the line that the checkpoint names is durable before it
-        self._line = self._ledger.last_line
-        checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line})
+        assert self._path is not None
+        if self._shards:
+            state = self._shards.saved(state, self._path, checkpoints.next_number(self._path))
+        if self._ranks.is_main:
+            self._ledger.sync()  # the line that the checkpoint names is durable before it
+            self._line = self._ledger.last_line
+            checkpoints.save(self._path, {**state, "ledger": self._line})
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
     def note_start(self) -> None:
         """A draw begins."""
-        if self._folder is not None:
+        if self._path is not None:
             marks = self._marks(self._optimizer.state_dict(), self._kept())
             self._start = _Start(checkpoints.of_generators(), self._fell_back, marks)
         self._before = None
@@ -146,10 +168,17 @@ class Checkpointer:
         state = self._before
         if self._start is not None:
             state = self._at_start() if is_unchanged else None
-        if state is None or state["updates"] < self._saved:
-            return
-        if state["updates"] > self._saved or self._ledger.last_line != self._line:
+        is_lost = self._path is None or state is None or state["updates"] < self._saved
+        is_newer = not is_lost and (state["updates"] > self._saved or self._is_main_line_newer)  # type: ignore[index]
+        if self._shards and self._path is not None:
+            is_lost, is_newer = self._shards.any("closing", is_lost), self._shards.any("closing", is_newer)
+        if is_newer and not is_lost:
+            assert state is not None
             self._save(state)
+
+    @property
+    def _is_main_line_newer(self) -> bool:
+        return self._ranks.is_main and self._ledger.last_line != self._line
 
     def forget(self) -> None:
         """Free the states in memory."""
@@ -169,7 +198,7 @@ class Checkpointer:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""
         tensors = (*self._parameters, *tensors_of(self._model))
         return [
-            [(id(tensor), tensor._version) for tensor in tensors],
+            [(id(tensor), writes(tensor)) for tensor in tensors],
             checkpoints.marks(optimizer),
             checkpoints.marks(kept),
             check_sum(checkpoints.tensors_in(kept)),
@@ -179,9 +208,14 @@ class Checkpointer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
+        if ("shards" in state) != (self._shards is not None):
+            raise RunError("The checkpoint was saved with fully_shard and the run resumes without it, or vice versa.")
         with checkpoints.restoring("The checkpoint cannot be restored"), torch.no_grad():
+            if self._shards:
+                assert self._path is not None
+                state = self._shards.loaded(state, self._path)
             checkpoints.into_model(self._model, state["model"])
-            for p, value in zip(self._parameters, state["parameters"], strict=True):
+            for p, value in zip([] if self._shards else self._parameters, state["parameters"], strict=True):
                 p.copy_(value)
             self._restore_optimizer(state)
             at = self._position

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from ..engine import NonFiniteGradientError, Persons, clip_factors, in_words, is
 from ..loop import Loop
 from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
 from ..vmap import Vmap
-from .backward import Grads, per_sample_grads
-from .grad_samplers import may_mix_what_is_not_finite
+from .backward import Grads, is_direct, per_sample_grads
+from .grad_samplers import may_mix_what_is_not_finite, reads_no_weights
 from .graph import Trace, leaf_of, trace
 from .operator_rules import UnsupportedOp, operator
 from .outer_products import OuterProductGrad
@@ -46,14 +46,19 @@ _log = logging.getLogger(__name__)
 
 
 class Ghost:
-    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default."""
+    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default.
+
+    spare   the engine for graphs without proof
+    """
+
+    spare: type[Vmap | Loop] = Vmap
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._model, self._parameters = model, list(parameters)
         self._place = {id(p): k for k, p in enumerate(self._parameters)}
         self._loop = Loop()
         self._loop.attach(model, parameters)
-        self._vmap: Vmap | None = None  # for graphs without proof
+        self._vmap: Vmap | Loop | None = None  # for graphs without proof
         self._records = 0
         self._seen: dict[int, int] = {}  # how many physical batches of each pattern there were
         self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
@@ -67,10 +72,10 @@ class Ghost:
         """False once a physical batch was left to another engine."""
         return self._vmap is None
 
-    def fall_back(self) -> Vmap:
+    def fall_back(self) -> Vmap | Loop:
         """The engine for graphs without proof. From now on it records the model's calls."""
         if self._vmap is None:
-            self._vmap = Vmap()
+            self._vmap = self.spare()
             self._vmap.attach(self._model, self._parameters)
         return self._vmap
 
@@ -91,7 +96,9 @@ class Ghost:
         persons = persons_in(losses, clip_norm, sizes)
         with full_precision():
             try:
-                return self._proven(losses, clip_norm, weight, persons)
+                grads, factor = self._proven(losses, clip_norm, weight, persons)
+                with torch.no_grad():
+                    return weighted_sums(grads, factor, self._parameters)
             except UnsupportedOp as reason:
                 cause = str(reason)
             except Exception as error:
@@ -101,7 +108,43 @@ class Ghost:
                 self._note(self._pattern, cause)
             return self._by_vmap(cause, losses, clip_norm, weight, sizes)
 
-    def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None) -> list[Tensor]:
+    # -- where weights are kept in parts: one backward pass, in which each part is gathered once -------------
+
+    def takes_one_pass(self, losses: Tensor, clip_norm: Tensor) -> bool:
+        """Whether `one_pass` clips this batch: it is proven, not checked, and no weights are read beside the pass."""
+        if len(clip_norm) <= 1:
+            return True
+        try:
+            found = trace(losses, self._place)
+        except (UnsupportedOp, ModelError):
+            return False
+        seen = self._seen.get(found.pattern, -1) + 1
+        is_checked = seen % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0 or found.pattern in self._refused
+        is_altered = bool(found.custom) or any(p._backward_hooks for p in self._parameters)
+        return not (is_checked or is_altered) and all(is_direct(u.target) and reads_no_weights(u) for u in found.uses)
+
+    def one_pass(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> Iterator[Tensor]:
+        """What `clipped_sum` returns, one tensor after the other; the backward pass is made by the call."""
+        if len(clip_norm) <= 1:
+            return iter(self._loop.clipped_sum(losses, clip_norm, weight, sizes))
+        with full_precision():
+            grads, factor = self._proven(losses, clip_norm, weight, persons_in(losses, clip_norm, sizes))
+
+        def sums() -> Iterator[Tensor]:
+            for k, p in enumerate(self._parameters):
+                with torch.no_grad(), full_precision():
+                    own = {0: grads.pop(k)} if k in grads else {}
+                    (total,) = weighted_sums(own, factor, [p])
+                yield total
+
+        return sums()
+
+    def _proven(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None
+    ) -> tuple[dict[int, ClippableGrad], Tensor]:
+        """(the gradients, the factor on those of each record)."""
         self._pattern = 0
         if any(p._backward_hooks for p in self._parameters):
             raise UnsupportedOp("a hook on a parameter")
@@ -113,8 +156,8 @@ class Ghost:
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
         with torch.no_grad():
             uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
-            grads: Mapping[int, ClippableGrad] = (
-                rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
+            grads: dict[int, ClippableGrad] = (
+                dict(rows) if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
             del rows  # only what was merged is kept
             squared, total = squared_norms(grads, clip_norm)
@@ -138,8 +181,7 @@ class Ghost:
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
-        with torch.no_grad():
-            return weighted_sums(grads, factor, self._parameters)
+        return grads, factor
 
     def _is_due(self, pattern: int) -> bool:
         """Whether this physical batch is checked. Raises UnsupportedOp for a pattern that is left to vmap for good."""
@@ -214,7 +256,8 @@ class Ghost:
         self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
     ) -> list[Tensor]:
         if self._vmap is None:
-            _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
+            name = self.spare.__name__.lower()
+            _log.warning("This model, or a part of it, is clipped by the engine %s, which is slower: %s.", name, reason)
             self.fall_back().begin(self._records)
         try:
             return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
