@@ -29,7 +29,7 @@ T = TypeVar("T")
 DIGEST_BYTES = 16
 _PLACE, _STOPPED, _VOTE = "where they are", "stopped", "vote"
 #: A rank that stops waits so long for others to learn it, where they may be in a call that the model makes.
-SECONDS_TO_ABORT = timedelta(seconds=30)
+SECONDS_TO_ABORT = timedelta(seconds=10)
 
 
 class Ranks:
