@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
+from epsilons.clipping import Ghost
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import BLOCK, Randomness, key_from_seed
 from epsilons.training import Performance, Records, RunFolder
@@ -54,7 +56,7 @@ def pair(groups: dict[int, Processes]) -> Processes:
     return groups[2]
 
 
-# -- models ---------------------------------------------------------------------------------------------------------
+# -- models ------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -145,7 +147,7 @@ def whole(tensors: Any) -> np.ndarray:
     return torch.cat([t.detach().reshape(-1) for t in full]).numpy().copy()
 
 
-# -- data, and a training on this rank or alone ------------------------------------------------------------------------
+# -- data, and a training on this rank or alone ------------------------------------------------------------
 
 
 @cache
@@ -184,6 +186,7 @@ def run(
     model: nn.Module | None = None,
     each: Any = None,
     made: epsilons.Plan | None = None,
+    wide: bool = False,
     largest: int = 4,
     engine: Any = "auto",
     seed: Any = None,
@@ -192,6 +195,7 @@ def run(
 ) -> dict[str, Any]:
     """What came of a training on this rank, or alone."""
     model = sharded(name) if model is None else model
+    model = model.double() if wide else model
     settings = {"momentum": 0.5} if optimizer is torch.optim.SGD else {}
     updates = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.1, **settings)
     seed = epsilons.training.Randomness(key=KEY) if seed is None else seed
@@ -204,7 +208,7 @@ def run(
         for inputs, classes, numbers in private.batches:
             if each is not None:
                 each(private, model)
-            private.backward(losses(model(inputs), classes))
+            private.backward(losses(model(inputs.double() if wide else inputs), classes))
             is_filler = private._issued.physical.is_filler
             if not private.is_check:
                 seen.setdefault(private.updates, []).extend(numbers.tolist())
@@ -245,7 +249,7 @@ def check_matches_one_process(options: dict[str, Any], ranks: Processes) -> tupl
     return alone, outcomes
 
 
-# -- as one process would -----------------------------------------------------------------------------------------------
+# -- as one process would ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -270,6 +274,22 @@ def test_models_that_need_their_weights_in_another_order_hold_all_of_them_meanwh
 @pytest.mark.parametrize("name", ["mlp", "recurrent"])
 def test_the_reference_engine_takes_shards(name, pair):
     check_matches_one_process({"name": name, "engine": "loop"}, pair)
+
+
+def gathering(options: dict[str, Any]) -> dict[str, Any]:
+    """The same, with all weights for every physical batch."""
+    with mock.patch.object(Ghost, "takes_one_pass", return_value=False):
+        return run(**options)
+
+
+@pytest.mark.parametrize("broken", [(), tuple(range(0, RECORDS, 4))])
+def test_sums_are_the_same_to_the_bit_however_they_are_computed(broken, pair):
+    """Which physical batches are proven differs when a run is replayed."""
+    options = {"wide": True, "broken": broken, "made": plan(12.0)}
+    usual, gathered = pair.together(on_each, options), pair.together(gathering, options)
+    for one, other in zip(usual, gathered, strict=True):
+        assert one["passes"]["one"] > other["passes"]["one"] == 0
+        assert np.array_equal(one["values"], other["values"])
 
 
 @pytest.mark.parametrize("source", ["philox", "secure"])
@@ -302,13 +322,16 @@ def test_a_seed_gives_the_same_run_on_any_number_of_ranks_of_a_sharded_model(gro
     assert groups[2].together(on_each, {"seed": 3, "name": "cnn"})[0]["key"] != first["key"]
 
 
-# -- in step ------------------------------------------------------------------------------------------------------------
+# -- in step ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "batch_size", "largest"), [(2, 2.0, 1), (2, 3.0, 2), (4, 3.0, 2), (4, 12.0, 2)])
-def test_ranks_with_few_records_or_none_keep_in_step(size, batch_size, largest, groups):
+@pytest.mark.parametrize(
+    ("name", "size", "batch_size", "largest"),
+    [("mlp", 2, 2.0, 1), ("cnn", 2, 3.0, 2), ("lora", 4, 3.0, 2), ("transformer", 4, 3.0, 2), ("mlp", 4, 12.0, 2)],
+)
+def test_ranks_with_few_records_or_none_keep_in_step(name, size, batch_size, largest, groups):
     made = plan(batch_size)
-    _, outcomes = check_matches_one_process({"made": made, "largest": largest}, groups[size])
+    _, outcomes = check_matches_one_process({"name": name, "made": made, "largest": largest}, groups[size])
     draws = Draws(made, budgets().group, Randomness(KEY))
     for step in range(made.steps):
         handed = [record for rank in outcomes for record in rank["seen"].get(step, [])]
@@ -393,7 +416,7 @@ def test_a_killed_rank_stops_the_others_and_the_run_resumes(tmp_path, pair):
         assert rank["charged"] == expected["charged"]
 
 
-# -- checkpoints --------------------------------------------------------------------------------------------------------
+# -- checkpoints ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
@@ -470,7 +493,7 @@ def test_damaged_shards_are_left_for_an_older_checkpoint(pair, tmp_path):
     assert np.array_equal(resumed["values"], whole_run["values"])
 
 
-# -- refused ------------------------------------------------------------------------------------------------------------
+# -- refused ------------------------------------------------------------
 
 
 class Mixes(nn.Module):
@@ -561,7 +584,7 @@ def test_fit_refuses_shards(pair):
         assert (stopped.kind, "fit evaluates on one rank" in stopped.message) == ("ModelError", True)
 
 
-# -- DistributedDataParallel ----------------------------------------------------------------------------------------------
+# -- DistributedDataParallel ------------------------------------------------------------
 
 
 def wrapped(how: str) -> dict[str, Any]:

@@ -217,9 +217,8 @@ class NoisyUpdate:
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
         at, ledger, ranks = self._position, self._ledger, self._ranks
-        digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
-        if self._shards:
-            digest = self._shards.hash_of(update)
+        of_all = self._shards.hash_of if self._shards else hash_of
+        digest = of_all(update) if ledger.durable or ranks.is_distributed else ""
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
         ranks.check_agreement("before the update", facts)

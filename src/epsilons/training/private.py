@@ -129,7 +129,7 @@ class Private:
     @property
     def is_last(self) -> bool:
         """True if the current batch is to complete its draw: `step` then updates, if all gradients are finite."""
-        return self._issued is not None and not self._is_check and self._issued.is_last
+        return self._issued is not None and self._issued.is_last
 
     @property
     def max_physical_batch(self) -> int:

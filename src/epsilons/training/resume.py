@@ -121,7 +121,8 @@ class Checkpointer:
     @property
     def is_due(self) -> bool:
         """True if a checkpoint should be saved before the next draw; with shards, of all ranks."""
-        return self._shards.any("before a draw", self._is_due) if self._shards else self._is_due
+        shared = self._shards and self._path is not None
+        return self._ranks.any("before a draw", self._is_due) if shared else self._is_due
 
     @property
     def _is_due(self) -> bool:

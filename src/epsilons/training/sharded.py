@@ -135,9 +135,20 @@ class Shards:
 
     def begin_batch(self, is_special: bool) -> None:
         """All ranks begin a physical batch. is_special: it takes more than one pass here"""
-        self.reshard()
+        self._end_batch()
         if self._ranks.any("before a physical batch", is_special):
             self.gather()
+
+    def _end_batch(self) -> None:
+        """Add what ranks have computed while all weights were gathered.
+
+        Sums are added over ranks by physical batch, however it was computed: so a run that is replayed has equal bits.
+        """
+        if self.is_gathered and self.any("adding up", bool(self._pending)):
+            for k in range(len(self._parameters)):
+                self.add_up(k, self._pending[k] if self._pending else None)
+        self._pending = []
+        self.reshard()
 
     def gather(self) -> None:
         """All ranks hold all weights from now on."""
@@ -199,11 +210,8 @@ class Shards:
 
     def whole_sum(self) -> list[Tensor]:
         """The draw's sum over all ranks: this rank's rows of each parameter."""
-        self.reshard()
-        is_pending = self.any("adding up", bool(self._pending))
-        for k in range(len(self._parameters) if is_pending or not self._sum else 0):
-            self.add_up(k, self._pending[k] if self._pending else None)
-        return self._sum
+        self._end_batch()
+        return self._sum or [torch.zeros_like(local(p), dtype=torch.float64) for p in self._parameters]
 
     def noise(self, randomness: Randomness, phase: int, step: int) -> Any:
         """The values that one process would add to this rank's rows, one parameter after the other."""
@@ -301,7 +309,6 @@ class ShardedEngine:
             engine.spare = Loop  # vmap calls modules again, and so torch's hooks on them
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._count = len(parameters)
         self._engine.attach(model, parameters)
 
     def begin(self, records: int) -> None:
@@ -321,17 +328,17 @@ class ShardedEngine:
         if shards.is_gathered:
             return engine.clipped_sum(losses, clip_norm, weight, sizes)
         assert isinstance(engine, Ghost)
-        broken, sums = None, iter([None] * self._count)
+        broken, sums = None, iter(list[Tensor]())
         try:
             with shards.translating_errors():
-                sums = engine.one_pass(losses, clip_norm, weight, sizes)  # type: ignore[assignment]
+                sums = engine.one_pass(losses, clip_norm, weight, sizes)
         except NonFiniteGradientError as error:
             broken = error
-        is_replayed = shards.any("after a backward pass", broken is not None)
-        for k in range(self._count):
-            shards.add_up(k, next(sums))
-        if is_replayed:
+        if shards.any("after a backward pass", broken is not None):
             shards.gather()
-        if broken is not None:
-            raise broken
+            if broken is not None:
+                raise broken
+            return list(sums)
+        for k, part in enumerate(sums):
+            shards.add_up(k, part)
         return []
