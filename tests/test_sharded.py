@@ -213,7 +213,7 @@ def run(
             if not private.is_check:
                 seen.setdefault(private.updates, []).extend(numbers.tolist())
             if not private.is_check or is_filler:
-                is_gathered = private._shards is not None and private._shards.is_gathered
+                is_gathered = private.ranks.shards is not None and private.ranks.shards.is_gathered
                 passes["fillers" if is_filler else "gathered" if is_gathered else "one"] += 1
             private.step()
             if private.updates == until:
@@ -546,13 +546,13 @@ def badly(how: str) -> dict[str, Any]:
 REFUSED = {
     "a part": "the model itself is not",
     "ignored": "others are not",
-    "hsdp": "one dimension of all ranks",
+    "hsdp": "not by rows over all ranks",
     "tensor parallel": "the model itself is not",
-    "offloaded": "offloaded",
+    "offloaded": "CPUOffloadPolicy",
     "bf16": "MixedPrecisionPolicy",
-    "16 bits": "bfloat16",
-    "columns": "not by plain rows",
-    "vmap": "engine Vmap",
+    "16 bits": "less than 32 bits",
+    "columns": "not by rows",
+    "vmap": "the engine was not written",
 }
 
 

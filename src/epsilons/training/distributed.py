@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from torch import Tensor, nn
 
 from ..core.modules import local
 from ..errors import InputError, ModelError, RankError
+
+if TYPE_CHECKING:
+    from .sharded import Shards
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
@@ -38,6 +41,7 @@ class Ranks:
     rank, size    number of this rank, and number of ranks; 0 and 1 without a process group
     has_aborted   True after this rank stopped, or learned that another one did
     group         of the collective calls here; None for the default group
+    shards        of a model that `fully_shard` has divided among the ranks
     """
 
     def __init__(self) -> None:
@@ -45,6 +49,8 @@ class Ranks:
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         self.has_aborted = False
         self.group: dist.ProcessGroup | None = None
+        self.shards: Shards | None = None
+        self._wrapper: nn.parallel.DistributedDataParallel | None = None
         started = launched_processes()
         if not joined and started > 1:
             raise RankError(
@@ -65,11 +71,35 @@ class Ranks:
 
     def part(self, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(part,) this rank's indices of a draw; every record goes to exactly one rank. It may be none."""
-        return self.parts(drawn)[self.rank]
+        return np.array_split(drawn, self.size)[self.rank]
 
     def parts(self, drawn: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """The part of each rank."""
         return np.array_split(drawn, self.size)
+
+    def unwrapped(self, model: nn.Module) -> nn.Module:
+        """The model in a DistributedDataParallel; any other model itself.
+
+        Until `rewrap` the wrapper calls the model and nothing else, as in `no_sync`: gradients are summed here, once
+        they are clipped. Raises ModelError for settings under which it does more than that.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            return model
+        names = ("find_unused_parameters", "static_graph", "mixed_precision", "_use_python_reducer")
+        if given := [name for name in names if getattr(model, name, None)]:
+            raise ModelError(
+                f"Got a DistributedDataParallel with {given[0].strip('_')}, which alters what the model returns. Pass "
+                "the model itself (wrapped.module), on every rank, and call it in the loop: make_private adds up the "
+                "clipped sums."
+            )
+        model.reducer._rebuild_buckets()  # here, where all ranks do it: the next call of the wrapper would
+        self._wrapper, model.require_backward_grad_sync, model.require_forward_param_sync = model, False, False
+        return model.module
+
+    def rewrap(self) -> None:
+        """Let the wrapper do what it did before."""
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = self._wrapper.require_forward_param_sync = True
 
     def number(self, batch: int) -> int:
         """A number for this rank's physical batch, different from all others of the same draw."""
@@ -256,32 +286,6 @@ def _use_gpu(device: str, local_rank: int, gpus: int) -> None:
     if local_rank >= gpus:
         raise InputError(f"Every process needs a GPU; torchrun started more processes than this machine's {gpus} GPUs.")
     torch.cuda.set_device(local_rank)
-
-
-def unwrapped(model: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
-    """(the model in a DistributedDataParallel, what restores the wrapper); any other model itself.
-
-    Meanwhile the wrapper calls the model and nothing else, as in `no_sync`: gradients are summed here, once they are
-    clipped. Raises ModelError for settings under which the wrapper does more than that.
-    """
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return model, lambda: None
-    names = ("find_unused_parameters", "static_graph", "mixed_precision", "_use_python_reducer")
-    given = [name for name in names if getattr(model, name, None)]
-    if given:
-        raise ModelError(
-            f"Got a DistributedDataParallel with {given[0].strip('_')}, which alters what the model returns. Pass the "
-            "model itself (wrapped.module), on every rank, and call it in the loop: make_private adds up the clipped "
-            "sums."
-        )
-    model.reducer._rebuild_buckets()  # here, where all ranks do it: the next call of the wrapper would
-    before = model.require_backward_grad_sync, model.require_forward_param_sync
-
-    def restore() -> None:
-        model.require_backward_grad_sync, model.require_forward_param_sync = before
-
-    model.require_backward_grad_sync = model.require_forward_param_sync = False
-    return model.module, restore
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:

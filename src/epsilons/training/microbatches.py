@@ -23,7 +23,6 @@ from ..draws import batches
 from ..draws.batches import Gathered
 from ..draws.persons_rows import Persons, Readings
 from ..draws.randomness import Randomness
-from ..errors import ModelError
 from ..independence import data_sets, messages
 from ..independence.check import IndependenceCheck, Numbers, is_due, numbers_in
 from ..independence.fixed_draws import Variant
@@ -137,7 +136,7 @@ class Issuer:
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
         is_checked = check_is_due and (self._poor_checks > 0 or not is_poor) and not physical.is_filler
         if self._shards:
-            self._shards.begin_batch(is_checked or self._watches or self._is_in_foreign_loop())
+            self._shards.begin_batch(is_checked or self._watches, self.is_foreign)
         if is_checked:
             yield from self._checks(physical, batch, randomness)
             self._watches = True
@@ -154,15 +153,6 @@ class Issuer:
             if watch is not None:
                 watch.end()  # here, too: backward may be called in another thread
         yield from self._without_broken(physical, batch, randomness)
-
-    def _is_in_foreign_loop(self) -> bool:
-        """False. Raises ModelError for such a loop: it calls the model as often as it likes."""
-        if self.is_foreign:
-            raise ModelError(
-                "The model's parameters are sharded (fully_shard), which another library's loop does not take here. "
-                "Write the loop, with make_private. What is supported: epsilons docs several-processes"
-            )
-        return False
 
     def _begin_watch(self, batch: Any, records: int) -> OperatorWatch:
         """Watch what the loop computes from a batch that is trained on."""

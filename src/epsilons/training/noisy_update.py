@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from ..independence import messages
 from ..models import model_checks
 from .distributed import Ranks, as_integers, check_sum, hash_of
 from .turns import Position
-
-if TYPE_CHECKING:
-    from .sharded import Shards
 
 # -- Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`
 #
@@ -138,7 +135,6 @@ class NoisyUpdate:
         parameters: Sequence[nn.Parameter],
         position: Position,
         ranks: Ranks,
-        shards: Shards | None = None,
     ) -> None:
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._position, self._ledger, self._ranks = position, position.ledger, ranks
@@ -151,7 +147,7 @@ class NoisyUpdate:
         )
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
-        self._shards = shards
+        self._shards = ranks.shards
         self._sum: list[Tensor] = []  # empty before the first physical batch of a draw
 
     @property
@@ -162,13 +158,13 @@ class NoisyUpdate:
         return self._sum
 
     def begin_sum(self) -> None:
-        self.drop_sum()
+        self._sum = []
+        if self._shards:
+            self._shards.begin_sum()
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
         self._sum = []
-        if self._shards:
-            self._shards.begin_sum()
 
     def add(self, clipped: Sequence[Tensor]) -> None:
         """Add the clipped gradients of one physical batch. They are copied, because an engine may use them again."""
@@ -211,14 +207,14 @@ class NoisyUpdate:
             # The divisor is public and fixed: the drawn number of records is itself private.
             total /= phase.expected_batch
             average.append(total.to(p.dtype))
-        self.drop_sum()
+        self._sum = []
         return average
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
         at, ledger, ranks = self._position, self._ledger, self._ranks
-        of_all = self._shards.hash_of if self._shards else hash_of
-        digest = of_all(update) if ledger.durable or ranks.is_distributed else ""
+        digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
+        digest = self._shards.hash_of_all(digest) if self._shards else digest
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
         ranks.check_agreement("before the update", facts)
@@ -229,8 +225,9 @@ class NoisyUpdate:
         optimizer = self._optimizer
         before = _global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
         after = optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks
+        update = self._shards.as_gradients(update) if self._shards else update
         for p, gradient in zip(self._parameters, update, strict=True):
-            p.grad = self._shards.as_gradient(p, gradient) if self._shards else gradient
+            p.grad = gradient
         self._is_stepping = True
         try:
             if sum(map(len, before)) > 1:  # the guard is one of them

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ from ..clipping import NonFiniteGradientError
 from ..core import modules
 from ..core.disclosure import has_small_cells
 from ..core.modules import check_graph
-from ..draws.persons_rows import Draws, Readings, check_size
-from ..draws.randomness import Randomness
+from ..draws.persons_rows import Draws, check_size
 from ..errors import CallOrderError, EpsilonsError, InputError
 from ..models import model_checks
 from . import validation
@@ -37,9 +36,6 @@ from .resume import Checkpointer
 from .turns import EMPTY_DRAW, Position, Turns, by_draw, by_part
 from .within_draws import Modes, Settings
 
-if TYPE_CHECKING:
-    from .sharded import Shards
-
 
 class Private:
     """A private training loop; built by `make_private`.
@@ -51,14 +47,7 @@ class Private:
     """
 
     def __init__(
-        self,
-        request: Request,
-        inputs: Inputs,
-        run: OpenRun,
-        ranks: Ranks,
-        relaid: Sequence[nn.Module] = (),
-        shards: Shards | None = None,
-        rewrap: Callable[[], None] = lambda: None,
+        self, request: Request, inputs: Inputs, run: OpenRun, ranks: Ranks, relaid: Sequence[nn.Module] = ()
     ) -> None:
         model, optimizer, plan, ledger = request.model, request.optimizer, request.plan, run.ledger
         assert ledger is not None
@@ -68,18 +57,18 @@ class Private:
         self._parameters, self._device = inputs.parameters, inputs.parameters[0].device
         self._position = position = Position(plan, ledger)
         self._draws, self._turns = Draws(plan, inputs.group, run.randomness), Turns(position)
-        self._shards, self._rewrap = shards, rewrap
-        computed = shards.twins if shards else inputs.parameters
-        self._issuer = Issuer(model, computed, inputs.source, inputs.persons, ledger.left_out, shards)
-        self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks, shards)
+        engine, computed = (
+            ranks.shards.computed_by(inputs.engine) if ranks.shards else (inputs.engine, self._parameters)
+        )
+        self._issuer = Issuer(model, computed, inputs.source, inputs.persons, ledger.left_out, ranks.shards)
+        self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks)
         self._issued: Issued | None = None
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
         self._is_cut_short = False  # somebody ended the run, or a part of it, before the plan did
-        engine = shards.engine(inputs.engine) if shards else inputs.engine
         self._clipper = Clipper(engine, model, computed, plan, inputs.group, relaid)
         # last, because these add hooks to the optimizer and the model
-        self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks, shards)
+        self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks)
         registered, check_trained = self._checkpointer.registered, self._noisy_update.check_trained
         self._settings = Settings(optimizer, plan, ranks.size, registered, check_trained)
         self._modes = Modes(model, self._turns)
@@ -214,22 +203,15 @@ class Private:
             for step in range(first, self.ledger.end(phase)):
                 drawn = self._persons.with_rows(draws.at(phase, step))
                 readings = self._persons.readings(self.ranks.part(drawn), draws.randomness, phase, step)
-                parts = readings.batches(self._largest) or [readings]
-                fillers = self._fillers(drawn, draws.randomness, phase, step, parts) if self._shards else []
-                if fillers and not len(readings):
-                    parts = []
-                count = len(parts) + len(fillers)
-                for number, part in enumerate([*parts, *fillers]):
-                    yield PhysicalBatch(phase, step, number, count, part, number >= len(parts))
-
-    def _fillers(
-        self, drawn: npt.NDArray[np.int64], randomness: Randomness, phase: int, step: int, own: Sequence[Readings]
-    ) -> list[Readings]:
-        """One person of the draw again and again, so that this rank has as many physical batches as any other."""
-        each = [self._persons.readings(part, randomness, phase, step) for part in self.ranks.parts(drawn)]
-        most = max(len(readings.batches(self._largest)) for readings in each)
-        missing = most - sum(len(part) > 0 for part in own)
-        return [self._persons.readings(drawn[:1], randomness, phase, step)] * missing
+                own = readings.batches(self._largest)
+                parts = own or [readings]
+                if self.ranks.shards:  # all ranks compute as many, of a person of the draw again where they have less
+                    each = [self._persons.readings(p, draws.randomness, phase, step) for p in self.ranks.parts(drawn)]
+                    most = max(len(readings.batches(self._largest)) for readings in each)
+                    filler = self._persons.readings(drawn[:1], draws.randomness, phase, step)
+                    parts = own + [filler] * (most - len(own)) or parts
+                for number, part in enumerate(parts):
+                    yield PhysicalBatch(phase, step, number, len(parts), part, number >= len(own))
 
     def _charge(self) -> None:
         """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""
@@ -457,16 +439,16 @@ class Private:
         self._issuer.stop_watching()
         is_failing = sys.exc_info()[0] is not None
         try:
-            if not (is_failing and self._shards):  # the other ranks may be elsewhere
+            if not (is_failing and self.ranks.shards):  # the other ranks may be elsewhere
                 self._leave_checkpoint()
         except EpsilonsError:  # there is an older checkpoint, and the first error matters more
             if not is_failing:
                 raise
         finally:
             self._clipper.detach()
-            if self._shards:
-                self._shards.end()
-            self._rewrap()
+            if self.ranks.shards:
+                self.ranks.shards.end()
+            self.ranks.rewrap()
             self._noisy_update.remove_guard()
             self._modes.remove()
             try:

@@ -6,10 +6,10 @@ open the run's folder and ledger, begin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,12 @@ from ..models import model_checks
 from ..planning import Plan
 from . import checkpoints, validation
 from .datasets import Source, data_source, first_record
-from .distributed import Ranks, hash_of, unwrapped
+from .distributed import Ranks, hash_of
 from .opening import Inputs, OpenRun, Request, open_run
 from .performance import Decided, Performance, Trial
 from .private import Private
 from .validation import warn_if_classes_show_budgets
 from .values import Randomness, RunFolder, as_folder, as_randomness, as_records
-
-if TYPE_CHECKING:
-    from .sharded import Shards
 
 
 def make_private(
@@ -90,33 +87,26 @@ def make_private(
 def set_up(request: Request) -> Private:
     """The run that was asked for. Raises what make_private raises."""
     ranks = Ranks()
-    model, rewrap = unwrapped(request.model)
-    request = replace(request, model=model)
+    request = replace(request, model=ranks.unwrapped(request.model))
     run = None
     try:
         with ranks.collective("checking the inputs"):
             inputs = _check_inputs(request, ranks)
-        shards = _shards(request, inputs, ranks)
+        if inputs.is_divided:
+            from .sharded import Shards
+
+            ranks.shards = Shards(request.model, inputs.parameters, ranks)
         if ranks.is_distributed:
             _check_agreement(request, inputs, ranks)
         run = OpenRun(inputs.randomness if request.randomness.seed is None else _key_of_seed(request, inputs, ranks))
         open_run(run, request, inputs, ranks)
         with ranks.collective("beginning"):
-            return _begin(run, request, inputs, ranks, shards, rewrap)
+            return _begin(run, request, inputs, ranks)
     except BaseException as error:
-        rewrap()
+        ranks.rewrap()
         if run is not None:
             run.abandon(error)
         raise
-
-
-def _shards(request: Request, inputs: Inputs, ranks: Ranks) -> Shards | None:
-    """Of a model that `fully_shard` has divided."""
-    if not inputs.is_divided:
-        return None
-    from .sharded import Shards
-
-    return Shards(request.model, inputs.parameters, ranks)
 
 
 def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
@@ -254,13 +244,11 @@ def _computation(request: Request, inputs: Inputs) -> str:
     return fingerprints.of(parts)
 
 
-def _begin(
-    run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks, shards: Shards | None, rewrap: Callable[[], None]
-) -> Private:
+def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     changed = convolutions(request.model) if inputs.performance.channels_last else []
     lay_out(changed, torch.channels_last)
     relaid = changed if request.performance.channels_last == "auto" else []
-    private = Private(request, inputs, run, ranks, relaid, shards, rewrap)
+    private = Private(request, inputs, run, ranks, relaid)
     if run.is_resumed:
         private._resume(run.state)
     return private

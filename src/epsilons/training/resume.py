@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +26,6 @@ from .checkpoints import Stateful
 from .distributed import Ranks, check_sum
 from .opening import Inputs, Request
 from .turns import Position
-
-if TYPE_CHECKING:
-    from .sharded import Shards
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")
@@ -52,20 +49,13 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        request: Request,
-        inputs: Inputs,
-        folder: RunFolder | None,
-        position: Position,
-        ranks: Ranks,
-        shards: Shards | None = None,
+        self, request: Request, inputs: Inputs, folder: RunFolder | None, position: Position, ranks: Ranks
     ) -> None:
         self._model, self._optimizer, self._every = request.model, request.optimizer, request.folder.checkpoint_every
         self._parameters, self._engine, self._fingerprint = inputs.parameters, inputs.engine, inputs.fingerprint
         self._folder, self._ledger, self._position, self._ranks = folder, position.ledger, position, ranks
-        self._shards = shards
-        self._path = folder.checkpoints if folder else None  # where this rank saves
-        if shards and request.folder.path is not None:
+        self._path, self._shards = folder.checkpoints if folder else None, ranks.shards  # where this rank saves
+        if ranks.shards and request.folder.path is not None:
             self._path = RunFolder(Path(request.folder.path)).checkpoints
         self.registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
@@ -169,17 +159,12 @@ class Checkpointer:
         state = self._before
         if self._start is not None:
             state = self._at_start() if is_unchanged else None
-        is_lost = self._path is None or state is None or state["updates"] < self._saved
-        is_newer = not is_lost and (state["updates"] > self._saved or self._is_main_line_newer)  # type: ignore[index]
-        if self._shards and self._path is not None:
-            is_lost, is_newer = self._shards.any("closing", is_lost), self._shards.any("closing", is_newer)
-        if is_newer and not is_lost:
-            assert state is not None
+        if self._shards and self._path is not None and self._ranks.any("closing", state is None):
+            return
+        if state is None or state["updates"] < self._saved:
+            return
+        if state["updates"] > self._saved or self._ledger.last_line != self._line:
             self._save(state)
-
-    @property
-    def _is_main_line_newer(self) -> bool:
-        return self._ranks.is_main and self._ledger.last_line != self._line
 
     def forget(self) -> None:
         """Free the states in memory."""

@@ -30,61 +30,67 @@ from torch.distributed.tensor import DTensor, Shard, zeros
 
 from ..clipping import Engine, Ghost, NonFiniteGradientError
 from ..clipping.loop import Loop
+from ..clipping.summing import full_precision
 from ..core.files import sync_folder
 from ..core.modules import PAIRS, is_sharded, local
 from ..draws.batches import mapped
 from ..draws.randomness import Randomness
 from ..errors import ModelError, RunError
 from .checkpoints import sync_and_hash
-from .distributed import Ranks, hash_of
+from .distributed import Ranks
 from .opening import Request
 
 #: Stands for a sharded tensor in a checkpoint.
 SHARD = "$shard"
 
 
+_REFUSED = (
+    "The model's parameters are sharded (fully_shard), and {}. What is supported: epsilons docs several-processes"
+)
+_AS_GIVEN = "{} was given, which was not tried. Leave it out"
+
+
 def check(request: Request, parameters: Sequence[nn.Parameter], engine: Engine, ranks: Ranks) -> None:
     """Raise ModelError for a model that is sharded in a way that is not known to be right."""
-    problem = _problem(request.model, parameters, engine, ranks)
-    if request.is_whole_loop:
-        problem = "fit evaluates on one rank, which cannot compute alone. Write the loop, with make_private"
-    if request.performance.channels_last is True:
-        problem = "channels_last=True lays out parameters anew. Leave it out"
-    if problem:
-        raise ModelError(
-            f"The model's parameters are sharded (fully_shard), and {problem}. What is supported: "
-            "epsilons docs several-processes"
-        )
+    model, kind = request.model, getattr(fsdp, "FSDPModule", None)
+    groups = _groups(model)
+    found = {id(one.sharded_param) for group in groups for one in group.fsdp_params}
+    problems: list[tuple[bool, str]] = [
+        (not hasattr(kind, "reset_iter_state"), f"torch {torch.__version__} is too old: it needs torch 2.13"),
+        (not hasattr(model, "_get_fsdp_state"), "the model itself is not. Call fully_shard(model) last"),
+        (request.is_whole_loop, "fit evaluates on one rank, which cannot compute alone. Write the loop"),
+        (request.performance.channels_last is True, _AS_GIVEN.format("channels_last=True")),
+        (not isinstance(engine, Ghost | Loop), "the engine was not written for that. Use ghost or loop"),
+        (
+            any(id(p) not in found for p in [*model.parameters(), *parameters]),
+            "others are not. Shard all of them, without ignored_params, before the optimizer is built",
+        ),
+        (
+            not all(_is_by_rows(p, ranks.size) for p in model.parameters()),
+            "not by rows over all ranks, in order. HSDP, tensor parallelism and shard_placement_fn are not supported",
+        ),
+        (any(p.element_size() < 4 for p in model.parameters()), "have less than 32 bits, which was not tried"),
+    ]
+    for group in groups:
+        policy = group.mp_policy
+        is_mixed = policy.param_dtype is not None or policy.output_dtype is not None
+        is_offloaded = isinstance(group.offload_policy, fsdp.CPUOffloadPolicy)
+        is_regrouped = group.post_forward_mesh_info not in (None, group.mesh_info)
+        problems += [
+            (is_mixed, _AS_GIVEN.format("a MixedPrecisionPolicy")),
+            (is_offloaded, _AS_GIVEN.format("a CPUOffloadPolicy")),
+            (is_regrouped, _AS_GIVEN.format("a number for reshard_after_forward")),
+        ]
+    for is_so, problem in problems:
+        if is_so:
+            raise ModelError(_REFUSED.format(problem))
 
 
-def _problem(model: nn.Module, parameters: Sequence[nn.Parameter], engine: Engine, ranks: Ranks) -> str:
-    kind: Any = getattr(fsdp, "FSDPModule", None)
-    if not hasattr(kind, "reset_iter_state"):
-        return f"torch {torch.__version__} is too old for that: it needs torch 2.13"
-    if not isinstance(model, kind):
-        return "the model itself is not. Call fully_shard(model) last, after its parts"
-    if not isinstance(engine, Ghost | Loop):
-        return f"the engine {type(engine).__name__} was not written for that. Use ghost or loop"
-    found = {p for group in _groups(model) for p in (each.sharded_param for each in group.fsdp_params)}
-    if any(p not in found for p in [*model.parameters(), *parameters]):
-        return "others are not. Shard all of them, without ignored_params, before the optimizer is built"
-    for p in found:
-        mesh = getattr(p, "device_mesh", None)
-        if mesh is None or mesh.mesh.tolist() != list(range(ranks.size)):
-            return "their device mesh is not one dimension of all ranks, in order (HSDP and tensor parallelism are not)"
-        if [getattr(place, "dim", None) for place in p.placements] != [0] or type(local(p)) is not Tensor:
-            return "not by plain rows. Leave out shard_placement_fn and tensor subclasses"
-        if p.dtype not in (torch.float32, torch.float64):
-            return f"of {p.dtype}, which was not tried. Use 32 bits"
-    for group in _groups(model):
-        precision = group.mp_policy
-        if precision.param_dtype is not None or precision.output_dtype is not None:
-            return "a MixedPrecisionPolicy was given, which was not tried. Leave it out"
-        if type(group.offload_policy).__name__ == "CPUOffloadPolicy":
-            return "offloaded to the CPU, which was not tried. Leave out offload_policy"
-        if group.post_forward_mesh_info not in (None, group.mesh_info):
-            return "reshard_after_forward is a number of ranks. Use True or False"
-    return ""
+def _is_by_rows(p: Any, ranks: int) -> bool:
+    """Whether each rank holds some rows of this parameter, in the order of ranks, as a plain tensor."""
+    if not is_sharded(p) or p.device_mesh.mesh.tolist() != list(range(ranks)):
+        return False
+    return p.placements == (Shard(0),) and type(local(p)) is Tensor
 
 
 def _groups(model: nn.Module) -> list[Any]:
@@ -104,7 +110,7 @@ class Shards:
     def __init__(self, model: Any, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
         self._model = model
         self._parameters, self._ranks, self._groups = list(parameters), ranks, _groups(model)
-        self.is_gathered = False
+        self._mesh, self.is_gathered = parameters[0].device_mesh, False  # type: ignore[attr-defined]
         if ranks.is_distributed:  # a rank that stops in the middle of a pass must not disturb the calls of torch
             ranks.group = dist.new_group(backend="gloo")
         self._model._get_fsdp_state()._lazy_init()  # now, while the ranks are in step
@@ -127,14 +133,20 @@ class Shards:
         for name in self._pairs:
             PAIRS.pop(name, None)
 
-    def engine(self, engine: Engine) -> ShardedEngine:
-        """The engine, for this model."""
-        return ShardedEngine(engine, self)
+    def computed_by(self, engine: Engine) -> tuple[Engine, list[nn.Parameter]]:
+        """The engine for this model, and the parameters that it differentiates by."""
+        return ShardedEngine(engine, self), self.twins
 
     # -- lock-step -----------------------------------------------------------------------------------------
 
-    def begin_batch(self, is_special: bool) -> None:
-        """All ranks begin a physical batch. is_special: it takes more than one pass here"""
+    def begin_batch(self, is_special: bool, is_foreign: bool) -> None:
+        """All ranks begin a physical batch.
+
+        is_special   True if it takes more than one pass here
+        is_foreign   True in another library's loop, which calls the model as often as it likes: raises ModelError
+        """
+        if is_foreign:
+            raise ModelError(_REFUSED.format("another library's loop does not take them here. Write the loop"))
         self._end_batch()
         if self._ranks.any("before a physical batch", is_special):
             self.gather()
@@ -203,7 +215,7 @@ class Shards:
             whole[: len(part)] = part
         own = torch.empty_like(whole[:rows])
         with self.translating_errors():
-            dist.reduce_scatter_single(own, whole, group=p.device_mesh.get_group())  # type: ignore[attr-defined]
+            dist.reduce_scatter_single(own, whole, group=self._mesh.get_group())
         if not self._sum:
             self._sum = [torch.zeros_like(local(p), dtype=torch.float64) for p in self._parameters]
         self._sum[k] += own[: len(self._sum[k])]
@@ -223,16 +235,18 @@ class Shards:
             begin += p.numel()
         return randomness.noise_at(phase, step, ranges, begin, torch.get_num_threads())
 
-    def hash_of(self, update: Sequence[Tensor]) -> str:
-        """A hash of all ranks' rows, the same on every rank."""
-        hashes = self._ranks.gathered("after the noise", hash_of(update))
+    def hash_of_all(self, own: str) -> str:
+        """A hash of what all ranks hold, the same on every rank. own: of what this one holds"""
+        hashes = self._ranks.gathered("after the noise", own)
         return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest()
 
-    @staticmethod
-    def as_gradient(p: Tensor, rows: Tensor) -> Tensor:
-        """This rank's rows as the gradient of a sharded parameter."""
-        mesh, places = p.device_mesh, p.placements  # type: ignore[attr-defined]
-        return DTensor.from_local(rows, mesh, places, run_check=False, shape=p.shape, stride=p.stride())
+    def as_gradients(self, update: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's rows as gradients of the sharded parameters."""
+        mesh, places = self._mesh, [Shard(0)]
+        return [
+            DTensor.from_local(rows, mesh, places, run_check=False, shape=p.shape, stride=p.stride())
+            for p, rows in zip(self._parameters, update, strict=True)
+        ]
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
@@ -267,12 +281,11 @@ class Shards:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        mesh, tensors = self._parameters[0].device_mesh, {}  # type: ignore[attr-defined]
+        tensors: dict[str, Tensor] = {}
 
         def empty(mark: Mapping[str, Any]) -> Tensor:
-            kind = getattr(torch, mark["dtype"])
-            tensors[mark[SHARD]] = zeros(*mark["shape"], dtype=kind, device_mesh=mesh, placements=[Shard(0)])
-            return tensors[mark[SHARD]]
+            kind, where = getattr(torch, mark["dtype"]), {"device_mesh": self._mesh, "placements": [Shard(0)]}
+            return tensors.setdefault(mark[SHARD], zeros(*mark["shape"], dtype=kind, **where))
 
         whole = _replaced(state, lambda node: isinstance(node, dict) and SHARD in node, empty)
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder / state["shards"]["folder"])))
@@ -328,7 +341,7 @@ class ShardedEngine:
         if shards.is_gathered:
             return engine.clipped_sum(losses, clip_norm, weight, sizes)
         assert isinstance(engine, Ghost)
-        broken, sums = None, iter(list[Tensor]())
+        broken: NonFiniteGradientError | None = None
         try:
             with shards.translating_errors():
                 sums = engine.one_pass(losses, clip_norm, weight, sizes)
@@ -338,7 +351,9 @@ class ShardedEngine:
             shards.gather()
             if broken is not None:
                 raise broken
-            return list(sums)
-        for k, part in enumerate(sums):
-            shards.add_up(k, part)
+            with torch.no_grad(), full_precision():
+                return list(sums)
+        with torch.no_grad(), full_precision():
+            for k, part in enumerate(sums):
+                shards.add_up(k, part)
         return []

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class Ghost:
             try:
                 grads, factor = self._proven(losses, clip_norm, weight, persons)
                 with torch.no_grad():
-                    return weighted_sums(grads, factor, self._parameters)
+                    return list(weighted_sums(grads, factor, self._parameters))
             except UnsupportedOp as reason:
                 cause = str(reason)
             except Exception as error:
@@ -125,25 +125,17 @@ class Ghost:
 
     def one_pass(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
-    ) -> Iterator[Tensor]:
-        """What `clipped_sum` returns, one tensor after the other; the backward pass is made by the call."""
+    ) -> Iterable[Tensor]:
+        """What `clipped_sum` returns, each tensor made when it is taken; the backward pass is made by the call."""
         if len(clip_norm) <= 1:
-            return iter(self._loop.clipped_sum(losses, clip_norm, weight, sizes))
+            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
         with full_precision():
-            grads, factor = self._proven(losses, clip_norm, weight, persons_in(losses, clip_norm, sizes))
-
-        def sums() -> Iterator[Tensor]:
-            for k, p in enumerate(self._parameters):
-                with torch.no_grad(), full_precision():
-                    own = {0: grads.pop(k)} if k in grads else {}
-                    (total,) = weighted_sums(own, factor, [p])
-                yield total
-
-        return sums()
+            proven = self._proven(losses, clip_norm, weight, persons_in(losses, clip_norm, sizes))
+            return weighted_sums(*proven, self._parameters)
 
     def _proven(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None
-    ) -> tuple[dict[int, ClippableGrad], Tensor]:
+    ) -> tuple[Mapping[int, ClippableGrad], Tensor]:
         """(the gradients, the factor on those of each record)."""
         self._pattern = 0
         if any(p._backward_hooks for p in self._parameters):
@@ -156,8 +148,8 @@ class Ghost:
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
         with torch.no_grad():
             uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
-            grads: dict[int, ClippableGrad] = (
-                dict(rows) if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
+            grads: Mapping[int, ClippableGrad] = (
+                rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
             del rows  # only what was merged is kept
             squared, total = squared_norms(grads, clip_norm)
@@ -301,12 +293,10 @@ def _rows_of(is_chosen: Tensor, persons: Persons | None) -> Sequence[int]:
 
 def weighted_sums(
     grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
-) -> list[Tensor]:
+) -> Iterator[Tensor]:
     """Σ factor·gradient by each parameter, 64-bit. factor: (records,) 64-bit"""
-    return [
-        grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)
-        for k, p in enumerate(parameters)
-    ]
+    for k, p in enumerate(parameters):
+        yield grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)
 
 
 def _is_in_16_bits(losses: Tensor) -> bool:

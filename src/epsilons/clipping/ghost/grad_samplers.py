@@ -19,7 +19,7 @@ from .conv import convolution
 from .embeddings import embedding_grad
 from .graph import ParameterUse
 from .lstm import recurrent
-from .operator_rules import ELEMENTWISE, BatchAxis, grad_shape, input_shape, operator, signed
+from .operator_rules import ELEMENTWISE, BatchAxis, UnsupportedOp, grad_shape, input_shape, operator, signed
 from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first
 
@@ -249,19 +249,15 @@ def reads_no_weights(use: ParameterUse) -> bool:
             kind: type = type(use.node)
             for name in _saved_by(kind):
                 getattr(use.node, name)
-        except _Recomputed:
+        except UnsupportedOp:
             return False
     return True
-
-
-class _Recomputed(Exception):
-    """What a node saved is computed again, as torch.utils.checkpoint does: from weights."""
 
 
 class _NoOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.detach.default:  # of a result that a node saved
-            raise _Recomputed
+            raise UnsupportedOp("what was saved is computed again, from weights")  # torch.utils.checkpoint
         return func(*args)
 
 
