@@ -94,7 +94,8 @@ class Ranks:
             )
         model.reducer._rebuild_buckets()  # here, where all ranks do it: the next call of the wrapper would
         self._wrapper, model.require_backward_grad_sync, model.require_forward_param_sync = model, False, False
-        return model.module
+        inner: nn.Module = model.module
+        return inner
 
     def rewrap(self) -> None:
         """Let the wrapper do what it did before."""
