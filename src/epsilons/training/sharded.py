@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor, Shard, zeros
 
 from ..clipping import Engine, Ghost, NonFiniteGradientError
+from ..clipping.engine import no_bare_errors
 from ..clipping.loop import Loop
 from ..clipping.summing import full_precision
 from ..core.files import sync_folder
@@ -47,7 +47,6 @@ SHARD = "$shard"
 _REFUSED = (
     "The model's parameters are sharded (fully_shard), and {}. What is supported: epsilons docs several-processes"
 )
-_AS_GIVEN = "{} was given, which was not tried. Leave it out"
 
 
 def check(request: Request, parameters: Sequence[nn.Parameter], engine: Engine, ranks: Ranks) -> None:
@@ -59,7 +58,7 @@ def check(request: Request, parameters: Sequence[nn.Parameter], engine: Engine, 
         (not hasattr(kind, "reset_iter_state"), f"torch {torch.__version__} is too old: it needs torch 2.13"),
         (not hasattr(model, "_get_fsdp_state"), "the model itself is not. Call fully_shard(model) last"),
         (request.is_whole_loop, "fit evaluates on one rank, which cannot compute alone. Write the loop"),
-        (request.performance.channels_last is True, _AS_GIVEN.format("channels_last=True")),
+        (request.performance.channels_last is True, "channels_last=True was given, which was not tried. Leave it out"),
         (not isinstance(engine, Ghost | Loop), "the engine was not written for that. Use ghost or loop"),
         (
             any(id(p) not in found for p in [*model.parameters(), *parameters]),
@@ -69,21 +68,23 @@ def check(request: Request, parameters: Sequence[nn.Parameter], engine: Engine, 
             not all(_is_by_rows(p, ranks.size) for p in model.parameters()),
             "not by rows over all ranks, in order. HSDP, tensor parallelism and shard_placement_fn are not supported",
         ),
+        (
+            not all(map(_is_plain, groups)),
+            "a MixedPrecisionPolicy, a CPUOffloadPolicy or a number for reshard_after_forward was given, which were not "
+            "tried. Leave them out",
+        ),
         (any(p.element_size() < 4 for p in model.parameters()), "have less than 32 bits, which was not tried"),
     ]
-    for group in groups:
-        policy = group.mp_policy
-        is_mixed = policy.param_dtype is not None or policy.output_dtype is not None
-        is_offloaded = isinstance(group.offload_policy, fsdp.CPUOffloadPolicy)
-        is_regrouped = group.post_forward_mesh_info not in (None, group.mesh_info)
-        problems += [
-            (is_mixed, _AS_GIVEN.format("a MixedPrecisionPolicy")),
-            (is_offloaded, _AS_GIVEN.format("a CPUOffloadPolicy")),
-            (is_regrouped, _AS_GIVEN.format("a number for reshard_after_forward")),
-        ]
     for is_so, problem in problems:
         if is_so:
             raise ModelError(_REFUSED.format(problem))
+
+
+def _is_plain(group: Any) -> bool:
+    """Whether a group of parameters is computed with as it is stored: in these precisions, and where they are kept."""
+    is_mixed = (group.mp_policy.param_dtype, group.mp_policy.output_dtype) != (None, None)
+    is_offloaded = isinstance(group.offload_policy, fsdp.CPUOffloadPolicy)
+    return not is_mixed and not is_offloaded and group.post_forward_mesh_info in (None, group.mesh_info)
 
 
 def _is_by_rows(p: Any, ranks: int) -> bool:
@@ -181,17 +182,6 @@ class Shards:
         """True if any rank votes True."""
         return self._ranks.any(where, vote)
 
-    @contextmanager
-    def translating_errors(self) -> Iterator[None]:
-        """Raise RankError where torch cannot reach another rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-                raise
-            with self._ranks._translating_errors():
-                raise
-
     # -- sums ------------------------------------------------------------------------------------------------
 
     def begin_sum(self) -> None:
@@ -214,7 +204,7 @@ class Shards:
         if part is not None:
             whole[: len(part)] = part
         own = torch.empty_like(whole[:rows])
-        with self.translating_errors():
+        with self._ranks._translating_errors():
             dist.reduce_scatter_single(own, whole, group=self._mesh.get_group())
         if not self._sum:
             self._sum = [torch.zeros_like(local(p), dtype=torch.float64) for p in self._parameters]
@@ -265,8 +255,12 @@ class Shards:
         with self._ranks.collective("saving a checkpoint"):
             if self._ranks.is_main:
                 shutil.rmtree(into, ignore_errors=True)  # of a save that was cut short
-                into.mkdir(mode=0o700, parents=True)
-        save(tensors, storage_writer=HuggingFaceStorageWriter(str(into), save_distributed=True))
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                into.mkdir(mode=0o700)
+        try:
+            save(tensors, storage_writer=HuggingFaceStorageWriter(str(into), save_distributed=True))
+        except Exception as error:
+            raise RunError(f"The checkpoint {into} cannot be written: {error}. Make room; charges stay.") from error
         files = into.glob(f"shard-{self._ranks.rank + 1:05d}-*")
         each = self._ranks.gathered("hashing a checkpoint", {file.name: sync_and_hash(file) for file in files})
         hashes = {file: own[file] for own in each for file in own}
@@ -343,7 +337,7 @@ class ShardedEngine:
         assert isinstance(engine, Ghost)
         broken: NonFiniteGradientError | None = None
         try:
-            with shards.translating_errors():
+            with no_bare_errors():
                 sums = engine.one_pass(losses, clip_norm, weight, sizes)
         except NonFiniteGradientError as error:
             broken = error
