@@ -70,8 +70,8 @@ def check(request: Request, parameters: Sequence[nn.Parameter], engine: Engine, 
         ),
         (
             not all(map(_is_plain, groups)),
-            "a MixedPrecisionPolicy, a CPUOffloadPolicy or a number for reshard_after_forward was given, which were not "
-            "tried. Leave them out",
+            "a MixedPrecisionPolicy, a CPUOffloadPolicy or a number for reshard_after_forward was given, which were "
+            "not tried. Leave them out",
         ),
         (any(p.element_size() < 4 for p in model.parameters()), "have less than 32 bits, which was not tried"),
     ]
