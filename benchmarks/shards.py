@@ -3,8 +3,8 @@
     for n in 1 2 4; do torchrun --nproc-per-node $n benchmarks/shards.py --width 1024 --layers 8; done
 
 prints, for each rank, the bytes of parameters and of Adam's state beside those of one process, the peak of its memory
-above that before the model was made, and the seconds of a step. "held" is between two steps; the peak includes the whole
-model before it was divided, and checks at steps 0, 1 and 10, when every rank holds all weights.
+above that before the model was made, and the seconds of a step. "held" is between two steps; the peak includes the
+whole model before it was divided, and checks at steps 0, 1 and 10, when every rank holds all weights.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
     lines: list[str] = [""] * dist.get_world_size()
     text = (
         f"rank {dist.get_rank()} of {dist.get_world_size()}: held {here / 2**20:.0f} of {3 * whole / 2**20:.0f} MB "
-        f"({here / (3 * whole):.0%}), peak {(peak() - before) / 2**20:.0f} MB, {statistics.median(seconds):.2f} s a step"
+        f"({here / (3 * whole):.0%}), peak {(peak() - before) / 2**20:.0f} MB, {statistics.median(seconds):.2f} s"
     )
     dist.all_gather_object(lines, text)
     if dist.get_rank() == 0:

@@ -65,7 +65,7 @@ def is_divided(model: nn.Module) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor: its rows of a sharded one, otherwise the tensor itself."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor._local_tensor if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]
 
 
 def sharded(tensor: Tensor) -> Tensor:

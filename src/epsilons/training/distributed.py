@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from torch import Tensor, nn
 
 from ..core.modules import local
 from ..errors import InputError, ModelError, RankError
-
-if TYPE_CHECKING:
-    from .sharded import Shards
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
@@ -41,7 +38,7 @@ class Ranks:
     rank, size    number of this rank, and number of ranks; 0 and 1 without a process group
     has_aborted   True after this rank stopped, or learned that another one did
     group         of the collective calls here; None for the default group
-    shards        of a model that `fully_shard` has divided among the ranks
+    shards        of a model that `fully_shard` has divided among the ranks; None for others
     """
 
     def __init__(self) -> None:
@@ -49,7 +46,7 @@ class Ranks:
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         self.has_aborted = False
         self.group: dist.ProcessGroup | None = None
-        self.shards: Shards | None = None
+        self.shards: Any = None  # a Shards: that module imports this one
         self._wrapper: nn.parallel.DistributedDataParallel | None = None
         started = launched_processes()
         if not joined and started > 1:

@@ -134,9 +134,9 @@ class Issuer:
         check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
         # A single record, or copies of one, show less than different ones: these are checked too, once there are any.
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
-        is_checked = check_is_due and (self._poor_checks > 0 or not is_poor) and not physical.is_filler
+        is_checked = check_is_due and (self._poor_checks > 0 or not is_poor)
         if self._shards:
-            self._shards.begin_batch(is_checked or self._watches, self.is_foreign)
+            is_checked = self._shards.begin_batch(physical, is_checked, self._watches, self.is_foreign)
         if is_checked:
             yield from self._checks(physical, batch, randomness)
             self._watches = True

@@ -37,6 +37,7 @@ from ..draws.batches import mapped
 from ..draws.randomness import Randomness
 from ..errors import ModelError, RunError
 from .checkpoints import sync_and_hash
+from .datasets import PhysicalBatch
 from .distributed import Ranks
 from .opening import Request
 
@@ -140,17 +141,20 @@ class Shards:
 
     # -- lock-step -----------------------------------------------------------------------------------------
 
-    def begin_batch(self, is_special: bool, is_foreign: bool) -> None:
-        """All ranks begin a physical batch.
+    def begin_batch(self, physical: PhysicalBatch, is_due: bool, is_watched: bool, is_foreign: bool) -> bool:
+        """All ranks begin a physical batch. True if it is checked here: not one that only fills this rank's share.
 
-        is_special   True if it takes more than one pass here
+        is_due       True if a check is due, which takes several passes
+        is_watched   True if its operators are watched
         is_foreign   True in another library's loop, which calls the model as often as it likes: raises ModelError
         """
+        is_checked = is_due and not physical.is_filler
         if is_foreign:
             raise ModelError(_REFUSED.format("another library's loop does not take them here. Write the loop"))
         self._end_batch()
-        if self._ranks.any("before a physical batch", is_special):
+        if self._ranks.any("before a physical batch", is_checked or is_watched):
             self.gather()
+        return is_checked
 
     def _end_batch(self) -> None:
         """Add what ranks have computed while all weights were gathered.
