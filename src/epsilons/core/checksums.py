@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .modules import is_on_cpu
+from .modules import is_on_cpu, local
 from .threads import for_each
 
 # -- Checksums in one process: they show writes that change no version, such as `tensor.data[0] = x`
@@ -31,7 +31,7 @@ COLUMNS = 4093
 
 def is_small(tensor: Tensor) -> bool:
     """Whether it is hashed whole, which then takes no longer than to add its words first."""
-    return tensor.numel() * tensor.element_size() < 16 * COLUMNS
+    return local(tensor).numel() * tensor.element_size() < 16 * COLUMNS
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class CheckSums:
         are_read  False: others get the sum 0, so that later only storage and version are compared
         """
         read = {id(t) for t in always}
-        aliases = tuple(None if id(t) in read or is_small(t) else t.detach() for t in tensors)
+        aliases = tuple(None if id(t) in read or is_small(t) else local(t).detach() for t in tensors)
         versions = tuple(0 if alias is None else alias._version for alias in aliases)
         if not are_read:
             known = [None if alias is None else 0 for alias in aliases]
@@ -122,7 +122,7 @@ def _on_cpu(numbers: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
 def as_integers(tensor: Tensor) -> Tensor:
     """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-    return tensor.detach().contiguous().view(integer)
+    return local(tensor).detach().contiguous().view(integer)
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:
@@ -137,7 +137,7 @@ def hash_of(tensors: Iterable[Tensor]) -> str:
     """A hash of the bits of these tensors."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -144,6 +144,18 @@ def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
         total[k] = before.dense().plus(grad.dense())
 
 
+#: Views that show the same values in another shape.
+_RESHAPED = ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
+
+
+def is_direct(edge: Edge) -> bool:
+    """Whether `_through_views` leads to a parameter, and not to what a weight was computed by."""
+    node, _ = edge
+    while operator(node) in ("T", *_RESHAPED):
+        ((node, _),) = node.next_functions
+    return hasattr(node, "variable")
+
+
 def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad]:
     """Follow a gradient through transpositions, reshapes and lookups that all records have in common."""
     node, k = edge
@@ -151,7 +163,7 @@ def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad
         name = operator(node)
         if name == "T":
             grad = grad.transposed()
-        elif name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"):
+        elif name in _RESHAPED:
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
         elif name == "Embedding" and not node._saved_scale_grad_by_freq:  # of positions: all records have the same
             rows = grad.dense().rows.flatten(1, -2)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -40,8 +40,8 @@ from ..engine import (
 from ..loop import Loop
 from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
 from ..vmap import Vmap
-from .backward import Grads, per_sample_grads
-from .grad_samplers import may_mix_what_is_not_finite
+from .backward import Grads, is_direct, per_sample_grads
+from .grad_samplers import may_mix_what_is_not_finite, reads_no_weights
 from .graph import Trace, leaf_of, trace
 from .operator_rules import UnsupportedOp, operator
 from .outer_products import JoinedGrad, OuterProductGrad, joined, set_bounds, without_bounds
@@ -57,14 +57,19 @@ _log = logging.getLogger(__name__)
 
 
 class Ghost:
-    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default."""
+    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default.
+
+    spare   the engine for graphs without proof
+    """
+
+    spare: type[Vmap | Loop] = Vmap
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._model, self._parameters = model, list(parameters)
         self._place = {id(p): k for k, p in enumerate(self._parameters)}
         self._loop = Loop()
         self._loop.attach(model, parameters)
-        self._vmap: Vmap | None = None  # for graphs without proof
+        self._vmap: Vmap | Loop | None = None  # for graphs without proof
         self._records = 0
         self._seen: dict[int, int] = {}  # how many physical batches of each pattern there were
         self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
@@ -78,10 +83,10 @@ class Ghost:
         """False once a physical batch was left to another engine."""
         return self._vmap is None
 
-    def fall_back(self) -> Vmap:
+    def fall_back(self) -> Vmap | Loop:
         """The engine for graphs without proof. From now on it records the model's calls."""
         if self._vmap is None:
-            self._vmap = Vmap()
+            self._vmap = self.spare()
             self._vmap.attach(self._model, self._parameters)
         return self._vmap
 
@@ -117,6 +122,31 @@ class Ghost:
                 cause = in_words(error)
                 self._note(self._pattern, cause)
             return partial(add_each, self._by_vmap(cause, losses, clip_norm, weight, sizes))
+
+    # -- where weights are kept in parts: one backward pass, in which each part is gathered once -------------
+
+    def takes_one_pass(self, losses: Tensor, clip_norm: Tensor) -> bool:
+        """Whether `one_pass` clips this batch: it is proven, not checked, and no weights are read beside the pass."""
+        if len(clip_norm) <= 1:
+            return True
+        try:
+            found = trace(losses, self._place)
+        except (UnsupportedOp, ModelError):
+            return False
+        seen = self._seen.get(found.pattern, -1) + 1
+        is_checked = seen % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0 or found.pattern in self._refused
+        is_altered = bool(found.custom) or any(p._backward_hooks for p in self._parameters)
+        return not (is_checked or is_altered) and all(is_direct(u.target) and reads_no_weights(u) for u in found.uses)
+
+    def one_pass(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> Iterable[Tensor]:
+        """What `clipped_sum` returns, each tensor made when it is taken; the backward pass is made by the call."""
+        if len(clip_norm) <= 1:
+            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
+        with full_precision():
+            proven = self._proven(losses, clip_norm, weight, persons_in(losses, clip_norm, sizes))
+            return weighted_sums(*proven, self._parameters)
 
     def _proven(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None
@@ -235,7 +265,8 @@ class Ghost:
         self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
     ) -> list[Tensor]:
         if self._vmap is None:
-            _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
+            name = self.spare.__name__.lower()
+            _log.warning("This model, or a part of it, is clipped by the engine %s, which is slower: %s.", name, reason)
             self.fall_back().begin(self._records)
         try:
             return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
@@ -285,6 +316,18 @@ def add_weighted(grads: Mapping[int, ClippableGrad], factor: Tensor, totals: Seq
                 torch._foreach_add_([totals[k] for k in sums], [*sums.values()])
             else:
                 grad.add_weighted(factor, totals[k])
+
+
+def weighted_sums(
+    grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
+) -> Iterator[Tensor]:
+    """Σ factor·gradient by each parameter, 64-bit, one after the other. factor: (records,) 64-bit"""
+    joined = {k: t for grad in grads.values() if isinstance(grad, JoinedGrad) for k, t in grad.sums(factor).items()}
+    for k, p in enumerate(parameters):
+        if k in joined:
+            yield joined[k]
+        else:
+            yield grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)
 
 
 def _is_in_16_bits(losses: Tensor) -> bool:

@@ -8,16 +8,18 @@ line in GRAD_SAMPLERS. Operators that are not listed are differentiated by torch
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .conv import convolution
 from .embeddings import embedding_grad
 from .graph import ParameterUse
 from .lstm import recurrent
-from .operator_rules import ELEMENTWISE, BatchAxis, grad_shape, input_shape, operator, signed
+from .operator_rules import ELEMENTWISE, BatchAxis, UnsupportedOp, grad_shape, input_shape, operator, signed
 from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first
 
@@ -236,6 +238,32 @@ def _is_complex(use: ParameterUse) -> bool:
 def may_mix_what_is_not_finite(cache: Cache) -> bool:
     """Whether a gradient that is not finite may come from another record: some gradients are computed `one_by_one`."""
     return one_by_one in cache
+
+
+def reads_no_weights(use: ParameterUse) -> bool:
+    """Whether the sampler needs the graph before the backward pass only, and the values of no weights."""
+    if needs_the_graph(use) or operator(use.node) == "MkldnnRnnLayer":
+        return False
+    with _NoOperators():  # type: ignore[no-untyped-call]
+        try:
+            kind: type = type(use.node)
+            for name in _saved_by(kind):
+                getattr(use.node, name)
+        except UnsupportedOp:
+            return False
+    return True
+
+
+class _NoOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.detach.default:  # of a result that a node saved
+            raise UnsupportedOp("what was saved is computed again, from weights")  # torch.utils.checkpoint
+        return func(*args)
+
+
+@cache
+def _saved_by(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name.startswith("_saved_")]
 
 
 def needs_the_graph(use: ParameterUse) -> bool:
