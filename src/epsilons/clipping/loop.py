@@ -1,14 +1,20 @@
 """Loop: the reference for all engines. One autograd call per record or person on the recorded graph, clip, add.
 
-Slow and simple. It differentiates what the caller computed, whatever the model consists of.
+Slow and simple. It differentiates what the caller computed, whatever the model consists of. One thing is changed: a few
+operators of torch add the rows of a gradient in 16 bits if their inputs have 16, which was wrong by 15 % for layer
+normalisation of 16,384 rows. All engines let them add in 32 (`added_in_32_bits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from .engine import NonFiniteGradientError, clip_factors, no_bare_errors, non_finite_losses, persons_in
 from .ghost.graph import check_connected
@@ -31,18 +37,18 @@ class Loop:
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        if len(losses):
-            check_connected(losses, self._parameters)
+        dtypes = check_connected(losses, self._parameters) if len(losses) else ()
         persons = persons_in(losses, clip_norm, sizes)
         means = losses if persons is None else persons.means(losses)
         for i in range(len(means)):
-            gradient = record_gradient(means, i, self._parameters, keep_graph=i < len(means) - 1)
+            with added_in_32_bits(dtypes):
+                gradient = record_gradient(means, i, self._parameters, keep_graph=i < len(means) - 1)
             squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])
             # A backward pass through the physical batch multiplies values of other records by 0, and 0·NaN is NaN. So
             # another record may have caused a gradient that is not finite.
             if not torch.isfinite(squared.sum()) and len(means) > 1:
                 raise NonFiniteGradientError(non_finite_losses(losses))
-            factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
+            factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1], dtypes)[0]
             for sum_, g in zip(total, gradient, strict=True):
                 if g is not None and factor > 0:
                     sum_.add_(g.double() * factor)
@@ -67,4 +73,40 @@ def gradient_of(total: Tensor, parameters: Sequence[nn.Parameter], keep_graph: b
 
 def strided(gradient: Tensor) -> Tensor:
     """Sparse gradients (Embedding(sparse=True)) as ordinary tensors."""
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+    return gradient if gradient.layout is torch.strided else to_32_bits(gradient).to_dense()
+
+
+# -- 16 bits ------------------------------------------------------------------------------------------------
+
+HALF = frozenset([torch.bfloat16, torch.float16])
+_LAYER_NORM = torch.ops.aten.native_layer_norm_backward.default
+#: Operators of a backward pass that add rows in the type of their inputs, not in 32 bits (torch 2.13, on a CPU).
+_ADDING = {
+    _LAYER_NORM,
+    torch.ops.aten.embedding_dense_backward.default,
+    torch.ops.aten._embedding_bag_backward.default,
+    torch.ops.aten.index_put.default,
+}
+
+
+def to_32_bits(tensor: Tensor) -> Tensor:
+    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def added_in_32_bits(dtypes: Collection[torch.dtype]) -> AbstractContextManager[Any]:
+    """For backward passes in which gradients have these types: all operators add in 32 bits at least."""
+    return nullcontext() if HALF.isdisjoint(dtypes) else _AddedIn32Bits()  # type: ignore[no-untyped-call]
+
+
+class _AddedIn32Bits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The gradients by weights have 32 bits here; autograd rounds each once to the type that it expects."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in _ADDING or args[0].dtype not in HALF:
+            return func(*args, **(kwargs or {}))
+        wide = func(*tree_map_only(Tensor, to_32_bits, args), **(kwargs or {}))
+        # The gradient by the input of a normalisation is computed row by row: it stays as it is without this mode.
+        return (func(*args, **(kwargs or {}))[0], *wide[1:]) if func is _LAYER_NORM else wide

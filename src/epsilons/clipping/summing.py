@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .loop import gradient_of
+from .loop import HALF, added_in_32_bits, gradient_of
 
 # -- Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere
 #
@@ -317,28 +317,56 @@ AGREEMENT = 1e-3
 ROUNDING = 4e-6
 
 
+#: Where gradients have 16 bits: how often autograd rounds the gradient by one parameter that is used once. Further uses
+#: are added in 16 bits, and count as the root of their number. At most 2 were measured, and a third of the root.
+ROUNDINGS = 4
+
+
+def agreement_of(dtypes: Collection[torch.dtype], uses: int = 1) -> float:
+    """As AGREEMENT, for gradients of these types, by a parameter that is used so often: 0.02 in bfloat16, 0.003 in
+    float16."""
+    unit = max((torch.finfo(dtype).eps / 2 for dtype in HALF.intersection(dtypes)), default=0.0)
+    return AGREEMENT + (ROUNDINGS + math.sqrt(uses)) * unit
+
+
 class RandomCheck:
-    """One engine's checks. The seed is fixed: factors must not depend on the data, but need not be secret."""
+    """One engine's checks. The seed is fixed: factors must not depend on the data, but need not be secret.
+
+    Where gradients have 16 bits, factors are powers of two. Products with them are exact, so the backward pass that
+    begins with them rounds the gradients of all activations as the engine's own does. What is left is rounding at the
+    parameters.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._generator = torch.Generator().manual_seed(0)
 
-    def numbers(self, losses: Tensor) -> Tensor:
-        """(records,) random numbers for one physical batch."""
-        return torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+    def numbers(self, losses: Tensor, dtypes: Collection[torch.dtype]) -> Tensor:
+        """(records,) random numbers for one physical batch. dtypes: of gradients in the graph"""
+        if HALF.isdisjoint(dtypes):
+            return torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+        # Different for any 8 records, and none much smaller than another.
+        chosen = torch.randperm(len(losses), generator=self._generator) % 8
+        return torch.ldexp(1.0 - 2.0 * (chosen % 2).double(), -(chosen // 2)).to(losses.device)
 
-    def combination(self, losses: Tensor, numbers: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    def combination(
+        self, losses: Tensor, numbers: Tensor, clip_factor: Tensor, dtypes: Collection[torch.dtype]
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """(v, autograd's gradient of Σ v·losses by each parameter).
 
         v is random times the clip factor: in clipped units no record is too small to be seen beside another.
         """
+        if not HALF.isdisjoint(dtypes):  # powers of two, of which the largest is 1: small ones end sooner in 16 bits
+            exponent = torch.frexp(clip_factor).exponent
+            largest = exponent.where(clip_factor > 0, -(2**20)).max()
+            clip_factor = torch.ldexp((clip_factor > 0).double(), exponent - largest)
         factor = numbers * clip_factor
-        return factor, self.gradients(losses, factor)
+        return factor, self.gradients(losses, factor, dtypes)
 
-    def gradients(self, losses: Tensor, factor: Tensor) -> list[Tensor | None]:
+    def gradients(self, losses: Tensor, factor: Tensor, dtypes: Collection[torch.dtype]) -> list[Tensor | None]:
         """Autograd's gradient of Σ factor·losses by each parameter, 64-bit. Keeps the graph."""
-        gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
+        with added_in_32_bits(dtypes):
+            gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
         return [None if g is None else g.double() for g in gradients]
 
 
@@ -347,9 +375,9 @@ def rounding_of(sizes: Iterable[float]) -> float:
     return ROUNDING * math.hypot(*sizes)
 
 
-def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float) -> bool:
+def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float, agreement: float) -> bool:
     """Whether two gradients of one parameter are equal but for rounding. size: of our part of the sum, uncancelled"""
-    return size_of(ours, autograds) <= AGREEMENT * size + rounding  # NaN disagrees
+    return size_of(ours, autograds) <= agreement * size + rounding  # NaN disagrees
 
 
 def size_of(one: Tensor | None, other: Tensor | None, times: float = 1.0) -> float:

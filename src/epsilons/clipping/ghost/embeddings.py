@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine import Persons
+from ..loop import to_32_bits
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
-from .per_sample_grads import DenseGrad, OutputGrads, PerSampleGradFn, blanked, first, squares, to_32_bits
+from .per_sample_grads import DenseGrad, OutputGrads, PerSampleGradFn, blanked, first, squares
 
 #: So many values of a table's gradients are converted to 64 bits at once. More at once takes less time for each row of
 #: a table that occurs rarely, fewer stay in cache.
@@ -314,7 +315,7 @@ def _sampler(use: ParameterUse, texts: Texts) -> PerSampleGradFn:
     size, padding = input_shape(use.node, use.index)[0], signed(use.node._saved_padding_idx)
 
     def per_sample_grad(output_grads: OutputGrads) -> PooledGrad:
-        gradient = to_32_bits(first(output_grads))
+        gradient = first(output_grads)
         rows = gradient.reshape(-1, gradient.shape[-1]).double() * texts.scale.unsqueeze(-1)
         return PooledGrad(weights_of(texts, size, padding), rows, size, gradient.dtype)
 

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ...core.modules import nodes_of
 from ...errors import ModelError
 from ..engine import NonFiniteGradientError, Persons, clip_factors, in_words, is_meant, non_finite_losses, persons_in
 from ..loop import Loop
-from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
+from ..summing import AGREEMENT, RandomCheck, agree, agreement_of, full_precision, rounding_of, size_of
 from ..vmap import Vmap
 from .backward import Grads, per_sample_grads
 from .grad_samplers import may_mix_what_is_not_finite
@@ -123,7 +123,7 @@ class Ghost:
                 with squares_in_64_bits():
                     total = torch.where(broken, squared_norms(grads, clip_norm)[1], total)
                 broken = _not_finite(total)
-            factor = clip_factors(total, clip_norm, weight)
+            factor = clip_factors(total, clip_norm, weight, found.dtypes)
             if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
@@ -133,8 +133,8 @@ class Ghost:
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
             means = losses if persons is None else persons.means(losses)
-            is_right = self._agrees(grads, squared, factor, means, persons, uncancelled)
-            reason = "" if is_right else self._why_it_disagrees(found, grads, factor, losses, means)
+            is_right = self._agrees(found, grads, squared, factor, means, persons, uncancelled)
+            reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
@@ -159,6 +159,7 @@ class Ghost:
 
     def _agrees(
         self,
+        found: Trace,
         grads: Mapping[int, ClippableGrad],
         squared: dict[int, Tensor],
         clip_factor: Tensor,
@@ -167,32 +168,42 @@ class Ghost:
         uncancelled: Sequence[Tensor],
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
-        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        factor, autograds = self._combination(found, means, clip_factor)
+        uses = Counter(id(leaf_of(use.target[0])) for use in found.uses)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]
         rounding = rounding_of([*sizes.values(), *lengths])
         with torch.no_grad():
             return all(
-                agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)
-                for k, autograd in enumerate(autograds)
+                agree(
+                    grads[k].weighted(factor) if k in grads else None,
+                    autograd,
+                    sizes.get(k, 0.0),
+                    rounding,
+                    agreement_of(found.dtypes, uses[id(p)]),
+                )
+                for k, (p, autograd) in enumerate(zip(self._parameters, autograds, strict=True))
             )
 
+    def _combination(self, found: Trace, means: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """As `RandomCheck.combination`, with new random numbers."""
+        numbers = self._check.numbers(means, found.dtypes)
+        return self._check.combination(means, numbers, clip_factor, found.dtypes)
+
     def _why_it_disagrees(
-        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, losses: Tensor, means: Tensor
+        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, means: Tensor
     ) -> str:
         """Which gradients are not autograd's, and the likely reason; shorter once it was logged."""
         if self._vmap is not None:
             return "as logged"
-        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        factor, autograds = self._combination(found, means, clip_factor)
         with torch.no_grad():
             apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
         wrong = [k for k, difference in apart.items() if difference > AGREEMENT * size_of(autograds[k], None)]
         where = self._where(found, wrong or [max(apart, key=apart.__getitem__)])
-        if _is_in_16_bits(losses):
-            return f"it computes in 16 bits, too coarse to compare the gradients of {where} with autograd's"
         # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
-        twice, thrice = (self._check.gradients(means, n * factor) for n in (2, 3))
+        twice, thrice = (self._check.gradients(means, n * factor, found.dtypes) for n in (2, 3))
         if any(size_of(twice[k], autograds[k], 2.0) > 0 for k in wrong):
             return f"a hook that is not linear alters the gradients of {where}"
         if all(10 * size_of(thrice[k], autograds[k], 3.0) > 3 * apart[k] for k in wrong):
@@ -264,9 +275,3 @@ def weighted_sums(
         grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)
         for k, p in enumerate(parameters)
     ]
-
-
-def _is_in_16_bits(losses: Tensor) -> bool:
-    """Whether any gradient of activations has 16 bits."""
-    metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
-    return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)

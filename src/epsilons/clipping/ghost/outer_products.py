@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import summing
 from ..engine import Persons, SizeGroup
+from ..loop import to_32_bits
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
@@ -30,7 +31,6 @@ from .per_sample_grads import (
     rounding,
     rounding_in_64_bits,
     squares,
-    to_32_bits,
 )
 
 #: Up to this width of both sides together, inner products are computed in 64 bits where the sum is: there they cost
