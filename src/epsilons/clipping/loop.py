@@ -79,10 +79,11 @@ def strided(gradient: Tensor) -> Tensor:
 # -- 16 bits ------------------------------------------------------------------------------------------------
 
 HALF = frozenset([torch.bfloat16, torch.float16])
-_LAYER_NORM = torch.ops.aten.native_layer_norm_backward.default
-#: Operators of a backward pass that add rows in the type of their inputs, not in 32 bits (torch 2.13, on a CPU).
+#: Operators of a backward pass that add rows in the type of their inputs, not in 32 bits (torch 2.13, on some CPUs or
+#: all). Those of layers have a list of three results that are wanted as their last argument: by input, weight and bias.
+_OF_LAYERS = {torch.ops.aten.native_layer_norm_backward.default, torch.ops.aten.convolution_backward.default}
 _ADDING = {
-    _LAYER_NORM,
+    *_OF_LAYERS,
     torch.ops.aten.embedding_dense_backward.default,
     torch.ops.aten._embedding_bag_backward.default,
     torch.ops.aten.index_put.default,
@@ -105,8 +106,13 @@ class _AddedIn32Bits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = dict(kwargs or {})
         if func not in _ADDING or args[0].dtype not in HALF:
-            return func(*args, **(kwargs or {}))
-        wide = func(*tree_map_only(Tensor, to_32_bits, args), **(kwargs or {}))
-        # The gradient by the input of a normalisation is computed row by row: it stays as it is without this mode.
-        return (func(*args, **(kwargs or {}))[0], *wide[1:]) if func is _LAYER_NORM else wide
+            return func(*args, **kwargs)
+        wide = tree_map_only(Tensor, to_32_bits, args)
+        if func not in _OF_LAYERS:
+            return func(*wide, **kwargs)
+        # The gradient by the input is no sum over rows: it stays as it is without this mode.
+        *rest, (by_input, *others) = args
+        by_weights = func(*wide[:-1], [False, *others], **kwargs)[1:]
+        return func(*rest, [by_input, False, False], **kwargs)[0], *by_weights

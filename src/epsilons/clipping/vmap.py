@@ -238,7 +238,7 @@ class Vmap:
             self._unsupported.add(call.unit)
             return {}
 
-    def _by_graph(self, losses: Tensor, dtypes: Collection[torch.dtype]) -> PerRecord:
+    def _by_graph(self, losses: Tensor, dtypes: Collection[torch.dtype] = ()) -> PerRecord:
         """All gradients, record by record or person by person, as `loop` computes them."""
         # By all parameters: GroupNorm's backward pass needs that its input's gradient is asked (`ends_the_process`).
         with added_in_32_bits(dtypes):

@@ -41,6 +41,8 @@ from .per_sample_grads import Cache, ClippableGrad, squares_in_64_bits
 AUDIT_EVERY = 64
 #: So many parameters are named where a check fails.
 MOST_NAMES = 4
+#: Numbers below 6e-5 have fewer bits there, so that not even doubling is exact.
+HALF_ENDS = ", or the smallest number of float16 (bfloat16 has smaller ones),"
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +207,8 @@ class Ghost:
         # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
         twice, thrice = (self._check.gradients(means, n * factor, found.dtypes) for n in (2, 3))
         if any(size_of(twice[k], autograds[k], 2.0) > 0 for k in wrong):
-            return f"a hook that is not linear alters the gradients of {where}"
+            what = "a hook that is not linear" + HALF_ENDS * (torch.float16 in found.dtypes)
+            return f"{what} alters the gradients of {where}"
         if all(10 * size_of(thrice[k], autograds[k], 3.0) > 3 * apart[k] for k in wrong):
             return f"the gradients of {where} are mostly rounding"
         return f"a hook mixes the records' gradients of {where}"
