@@ -325,13 +325,13 @@ ROUNDINGS = 4
 USES_OF_A_DERIVED_WEIGHT = 64
 
 
-def agreement_of(dtypes: Collection[torch.dtype], uses: int = 1) -> float:
-    """As AGREEMENT, for gradients of these types, by a parameter that is used so often.
+def rounding_in_16_bits(dtypes: Collection[torch.dtype], uses: int = 1) -> float:
+    """What is allowed on top of AGREEMENT for gradients of these types, by a parameter that is used so often.
 
-    For one use 0.019 in bfloat16, 0.003 in float16.
+    For one use 0.018 in bfloat16, 0.002 in float16; 0 if there are no such gradients.
     """
     unit = max((torch.finfo(dtype).eps / 2 for dtype in HALF.intersection(dtypes)), default=0.0)
-    return AGREEMENT + (ROUNDINGS + math.sqrt(uses or USES_OF_A_DERIVED_WEIGHT) / 2) * unit
+    return (ROUNDINGS + math.sqrt(uses or USES_OF_A_DERIVED_WEIGHT) / 2) * unit
 
 
 class RandomCheck:
@@ -382,9 +382,9 @@ def rounding_of(sizes: Iterable[float]) -> float:
     return ROUNDING * math.hypot(*sizes)
 
 
-def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float, agreement: float) -> bool:
+def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float) -> bool:
     """Whether two gradients of one parameter are equal but for rounding. size: of our part of the sum, uncancelled"""
-    return size_of(ours, autograds) <= agreement * size + rounding  # NaN disagrees
+    return size_of(ours, autograds) <= AGREEMENT * size + rounding  # NaN disagrees
 
 
 def size_of(one: Tensor | None, other: Tensor | None, times: float = 1.0) -> float:

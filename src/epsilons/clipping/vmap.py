@@ -27,7 +27,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from . import engine
 from .ghost.graph import check_connected
 from .loop import added_in_32_bits, record_gradient
-from .summing import RandomCheck, agree, agreement_of, full_precision, rounding_of
+from .summing import RandomCheck, agree, full_precision, rounding_in_16_bits, rounding_of
 
 # -- Replaced: a module called with other tensors in the places of its parameters and buffers
 
@@ -272,11 +272,11 @@ class Vmap:
             raise engine.NonFiniteGradientError(engine.non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in ours]
-        rounding = rounding_of([*sizes, uncancelled])
+        rounding, coarse = rounding_of([*sizes, uncancelled]), rounding_in_16_bits(dtypes)
         return [
             k
             for k, (g, autograd, size) in enumerate(zip(ours, autograds, sizes, strict=True))
-            if not agree(None if g is None else g.sum(0), autograd, size, rounding, agreement_of(dtypes))
+            if not agree(None if g is None else g.sum(0), autograd, size, rounding + coarse * size)
         ]
 
 
