@@ -254,7 +254,7 @@ def test_factors_of_a_check_are_powers_of_two_that_tell_records_apart():
         numbers = check.numbers(torch.zeros(8), {BF16})
         sums.append(float(numbers.sum()))
         assert len({abs(n) for n in check.numbers(torch.zeros(4), {BF16}).tolist()}) == 4
-        factor, _ = check.combination(weight * torch.ones(8), numbers, clip_factor, {BF16})
+        factor, _ = check.combination(weight * torch.ones(8), clip_factor, {BF16}, numbers)
         assert ((factor == 0) == (clip_factor == 0)).all()
         kept = factor[clip_factor > 0]
         assert (torch.frexp(kept).mantissa.abs() == 0.5).all()

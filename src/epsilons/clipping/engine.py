@@ -25,6 +25,7 @@ from ..errors import EpsilonsError, InputError, ModelError
 #: By how much a squared norm may be too small, relative to it: the largest error that any kernel is allowed. Every
 #: contribution that is clipped is 2⁻¹⁰ shorter for it, so that clipping depends on no choice of engine or kernel.
 HEADROOM = 2.0**-9
+HALF = frozenset([torch.bfloat16, torch.float16])
 #: A gradient with a larger norm contributes nothing, like one that is not finite. Up to here all engines agree: the
 #: squares fit into 32 bits.
 LARGEST_NORM = 2.0**60
@@ -32,6 +33,11 @@ LARGEST_NORM = 2.0**60
 LARGEST_NORM_OF_FLOAT16 = 2.0**15
 #: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
 SHRINK = 1 - 2.0**-20
+
+
+def to_32_bits(tensor: Tensor) -> Tensor:
+    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def is_covered(records: float, physical_batch: float, ratio: float = 1.0) -> bool:

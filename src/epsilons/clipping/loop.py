@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from .engine import NonFiniteGradientError, clip_factors, no_bare_errors, non_finite_losses, persons_in
+from .engine import (
+    HALF,
+    NonFiniteGradientError,
+    clip_factors,
+    no_bare_errors,
+    non_finite_losses,
+    persons_in,
+    to_32_bits,
+)
 from .ghost.graph import check_connected
 
 
@@ -78,7 +86,6 @@ def strided(gradient: Tensor) -> Tensor:
 
 # -- 16 bits ------------------------------------------------------------------------------------------------
 
-HALF = frozenset([torch.bfloat16, torch.float16])
 #: Operators of a backward pass that add rows in the type of their inputs, not in 32 bits (torch 2.13, on some CPUs or
 #: all). Those of layers have a list of three results that are wanted as their last argument: by input, weight and bias.
 _OF_LAYERS = {torch.ops.aten.native_layer_norm_backward.default, torch.ops.aten.convolution_backward.default}
@@ -88,11 +95,6 @@ _ADDING = {
     torch.ops.aten._embedding_bag_backward.default,
     torch.ops.aten.index_put.default,
 }
-
-
-def to_32_bits(tensor: Tensor) -> Tensor:
-    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
-    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def added_in_32_bits(dtypes: Collection[torch.dtype]) -> AbstractContextManager[Any]:

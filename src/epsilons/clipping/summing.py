@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .loop import HALF, added_in_32_bits, gradient_of
+from .engine import HALF
+from .loop import added_in_32_bits, gradient_of
 
 # -- Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere
 #
@@ -357,9 +358,13 @@ class RandomCheck:
         return torch.ldexp(sign, -size).to(losses.device)
 
     def combination(
-        self, losses: Tensor, numbers: Tensor, clip_factor: Tensor, dtypes: Collection[torch.dtype]
+        self,
+        losses: Tensor,
+        clip_factor: Tensor,
+        dtypes: Collection[torch.dtype],
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """(v, autograd's gradient of Σ v·losses by each parameter).
+        """(v, autograd's gradient of Σ v·losses by each parameter). numbers: by default, new ones
 
         v is random times the clip factor: in clipped units no record is too small to be seen beside another.
         """
@@ -367,7 +372,7 @@ class RandomCheck:
             exponent = torch.frexp(clip_factor).exponent
             largest = exponent.where(clip_factor > 0, -(2**20)).max()
             clip_factor = torch.ldexp((clip_factor > 0).double(), exponent - largest)
-        factor = numbers * clip_factor
+        factor = (self.numbers(losses, dtypes) if numbers is None else numbers) * clip_factor
         return factor, self.gradients(losses, factor, dtypes)
 
     def gradients(self, losses: Tensor, factor: Tensor, dtypes: Collection[torch.dtype]) -> list[Tensor | None]:

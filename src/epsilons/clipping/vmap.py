@@ -267,7 +267,7 @@ class Vmap:
 
         Raises NonFiniteGradientError where nothing can be compared.
         """
-        factor, autograds = self._check.combination(means, numbers, clip_factor, dtypes)
+        factor, autograds = self._check.combination(means, clip_factor, dtypes, numbers)
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in autograds):
             raise engine.NonFiniteGradientError(engine.non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]

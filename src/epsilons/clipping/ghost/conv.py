@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..loop import to_32_bits
+from ..engine import to_32_bits
 from ..summing import by_feature, is_single, product
 from .graph import ParameterUse
 from .outer_products import OuterProductGrad, ProductSide

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import Persons
-from ..loop import to_32_bits
+from ..engine import Persons, to_32_bits
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
 from .per_sample_grads import DenseGrad, OutputGrads, PerSampleGradFn, blanked, first, squares

@@ -176,30 +176,20 @@ class Ghost:
         uncancelled: Mapping[int, Tensor],
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
-        factor, autograds = self._combination(found, means, clip_factor)
+        factor, autograds = self._check.combination(means, clip_factor, found.dtypes)
         uses = Counter(id(leaf_of(use.target[0])) for use in found.uses)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = {k: float((by_row * s).nan_to_num().sum().sqrt()) for k, s in uncancelled.items()}
         rounding = rounding_of([*sizes.values(), *lengths.values()])
-
-        def coarse(k: int) -> float:
-            number = uses[id(self._parameters[k])]
-            added = lengths.get(k, 0.0) if number > 1 else 0.0  # uses, which autograd adds in 16 bits, may cancel
-            return rounding_in_16_bits(found.dtypes, number) * math.hypot(sizes.get(k, 0.0), added)
-
         with torch.no_grad():
-            return all(
-                agree(
-                    grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding + coarse(k)
-                )
-                for k, autograd in enumerate(autograds)
-            )
-
-    def _combination(self, found: Trace, means: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """As `RandomCheck.combination`, with new random numbers."""
-        numbers = self._check.numbers(means, found.dtypes)
-        return self._check.combination(means, numbers, clip_factor, found.dtypes)
+            for k, (p, autograd) in enumerate(zip(self._parameters, autograds, strict=True)):
+                size, number = sizes.get(k, 0.0), uses[id(p)]
+                added = lengths.get(k, 0.0) if number > 1 else 0.0  # uses, which autograd adds in 16 bits, may cancel
+                allowed = rounding + rounding_in_16_bits(found.dtypes, number) * math.hypot(size, added)
+                if not agree(grads[k].weighted(factor) if k in grads else None, autograd, size, allowed):
+                    return False
+        return True
 
     def _why_it_disagrees(
         self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, means: Tensor
@@ -207,7 +197,7 @@ class Ghost:
         """Which gradients are not autograd's, and the likely reason; shorter once it was logged."""
         if self._vmap is not None:
             return "as logged"
-        factor, autograds = self._combination(found, means, clip_factor)
+        factor, autograds = self._check.combination(means, clip_factor, found.dtypes)
         with torch.no_grad():
             apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
         allowed = AGREEMENT + rounding_in_16_bits(found.dtypes)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..loop import to_32_bits
+from ..engine import to_32_bits
 from .conv import convolution
 from .embeddings import embedding_grad
 from .graph import ParameterUse

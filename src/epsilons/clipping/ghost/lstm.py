@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..loop import to_32_bits
+from ..engine import to_32_bits
 from ..summing import INNER_PRODUCT, has_inner_product
 from .graph import ParameterUse
 from .outer_products import Joint, ProductSide

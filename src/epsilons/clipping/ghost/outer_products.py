@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import summing
-from ..engine import Persons, SizeGroup
-from ..loop import to_32_bits
+from ..engine import Persons, SizeGroup, to_32_bits
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..engine import HEADROOM, Persons
-from ..loop import to_32_bits
+from ..engine import HEADROOM, Persons, to_32_bits
 from ..summing import added
 
 # -- Norms: sums of squares computed in 32 bits, with a bound on their error for any data and any order of additions
