@@ -157,12 +157,14 @@ def is_direct(edge: Edge) -> bool:
 
 
 def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad]:
-    """Follow a gradient through transpositions, reshapes and lookups that all records have in common."""
+    """Follow a gradient through transpositions, reshapes, casts and lookups that all records have in common."""
     node, k = edge
     while len(getattr(node, "next_functions", ())) == 1:
         name = operator(node)
         if name == "T":
             grad = grad.transposed()
+        elif name == "ToCopy" and _is_cast(node):
+            pass  # as autocast does with weights: the gradient has 32 bits or more in any case
         elif name in _RESHAPED:
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
         elif name == "Embedding" and not node._saved_scale_grad_by_freq:  # of positions: all records have the same
@@ -173,6 +175,13 @@ def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad
             break
         ((node, k),) = node.next_functions
     return (node, k), grad
+
+
+def _is_cast(node: Any) -> bool:
+    """Whether this copy is only one to another floating-point type."""
+    ((source, k),) = node.next_functions
+    ends = [node._input_metadata[0], source._input_metadata[k]]
+    return ends[0].device == ends[1].device and all(end.dtype.is_floating_point for end in ends)
 
 
 def _of_derived_weights(

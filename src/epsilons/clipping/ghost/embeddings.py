@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.modules import is_on_cpu
-from ..engine import Persons
+from ..engine import Persons, to_32_bits
 from ..summing import MOST_AT_ONCE
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
@@ -26,7 +26,6 @@ from .per_sample_grads import (
     blanked,
     first,
     squares,
-    to_32_bits,
 )
 
 #: On a CPU, so many values of a table's gradients are converted to 64 bits at once. More take less time for each row of
@@ -352,7 +351,7 @@ def _sampler(use: ParameterUse, texts: Texts) -> PerSampleGradFn:
     size, padding = input_shape(use.node, use.index)[0], signed(use.node._saved_padding_idx)
 
     def per_sample_grad(output_grads: OutputGrads) -> PooledGrad:
-        gradient = to_32_bits(first(output_grads))
+        gradient = first(output_grads)
         rows = gradient.reshape(-1, gradient.shape[-1]).double() * texts.scale.unsqueeze(-1)
         return PooledGrad(weights_of(texts, size, padding), rows, size, gradient.dtype)
 

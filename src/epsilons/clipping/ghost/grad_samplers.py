@@ -7,7 +7,7 @@ line in GRAD_SAMPLERS. Operators that are not listed are differentiated by torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..engine import to_32_bits
 from .conv import convolution
 from .embeddings import embedding_grad
 from .graph import ParameterUse
@@ -105,10 +106,10 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
     if use.index == 2:
         return lambda output_grads: DenseGrad(folded(first(output_grads), batch, shape, records))
-    data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
+    data, mean, scale = _saved_by_norm(node)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
-        by_entry = (data.to(mean.dtype) - mean).mul_(scale).mul_(first(output_grads))
+        by_entry = (data - mean).mul_(scale).mul_(first(output_grads))
         return DenseGrad(folded(by_entry, batch, shape, records))
 
     return per_sample_grad
@@ -116,7 +117,7 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
 
 def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     node, batch = use.node, use.batch
-    data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
+    data, mean, scale = _saved_by_norm(node)
     is_weight, groups = use.index == 1, node._saved_group
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
@@ -132,6 +133,11 @@ def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     return per_sample_grad
 
 
+def _saved_by_norm(node: Any) -> Sequence[Tensor]:
+    """Input, mean and reciprocal deviation."""
+    return [to_32_bits(t) for t in (node._saved_input, node._saved_result1, node._saved_result2)]
+
+
 def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Entry-by-entry operators: a bias, a scale, a position, a gate."""
     node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
@@ -140,7 +146,8 @@ def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         gradient = first(output_grads)
         if scale is None:
-            by_entry = _own_backward(use, gradient)
+            assert output_grads[0] is not None
+            by_entry = to_32_bits(_own_backward(use, output_grads[0]))
             if by_entry.shape != gradient.shape:
                 return one_by_one(use, records, cache)(output_grads)
         else:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.modules import is_on_cpu
 from .. import summing
-from ..engine import HEADROOM, Persons, SizeGroup
+from ..engine import HEADROOM, Persons, SizeGroup, to_32_bits
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
@@ -33,7 +33,6 @@ from .per_sample_grads import (
     rounding_in_64_bits,
     smallest_normal,
     squares,
-    to_32_bits,
 )
 
 #: Up to this width of both sides together, inner products are computed in 64 bits where the sum is: there they cost
