@@ -155,7 +155,7 @@ def clip_factors(
 
     0 where the norm is not finite or above the largest, or the factor is too small for 64 bits.
     squared_norm: (batch,) at least 1 / (1 + HEADROOM) of the true one
-    dtypes: of gradients in the graph (`graph.dtypes_of`)
+    dtypes: of gradients in the graph (`graph.Trace`)
     """
     largest = LARGEST_NORM_OF_FLOAT16 if torch.float16 in dtypes else LARGEST_NORM
     norm = (squared_norm.double() * (1 + HEADROOM)).sqrt()

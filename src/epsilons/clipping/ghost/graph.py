@@ -94,7 +94,7 @@ class _Walk:
 
     def __init__(self, losses: Tensor, parameters: Mapping[int, int]) -> None:
         root = losses.grad_fn
-        self.order = _from_the_losses_down(root, parameters)
+        self.order, self._dtypes = _from_the_losses_down(root, parameters)
         if not self.order:
             raise _disconnected(len(parameters))
         self._number = {node: i for i, node in enumerate(self.order)}
@@ -152,7 +152,7 @@ class _Walk:
             depth_of = {node: depth for node, (depth,) in self._depths.items()}
             custom = [CustomBackward(node, outputs, depth_of[node]) for node, outputs in self._custom]
         uses = [ParameterUse(*use, depth_of[use[0]]) for use in self._uses]
-        return Trace(tuple(uses), hash(tuple(self._pattern)), _dtypes_of(self.order), tuple(custom), self._readers)
+        return Trace(tuple(uses), hash(tuple(self._pattern)), self._dtypes, tuple(custom), self._readers)
 
 
 def leaf_of(node: Any) -> Tensor | None:
@@ -169,14 +169,10 @@ def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> frozenset[t
     Raises ModelError where the losses depend on none of them: the updates would be noise alone.
     """
     known = {id(p): k for k, p in enumerate(parameters)}
-    order = _from_the_losses_down(losses.grad_fn, known)
+    order, dtypes = _from_the_losses_down(losses.grad_fn, known)
     if id(losses) not in known and not order:
         raise _disconnected(len(known))
-    return _dtypes_of(order)
-
-
-def _dtypes_of(nodes: Iterable[Any]) -> frozenset[torch.dtype]:
-    return frozenset(m.dtype for node in nodes for m in getattr(node, "_input_metadata", ()))
+    return dtypes
 
 
 def _disconnected(count: int) -> ModelError:
@@ -187,9 +183,11 @@ def _disconnected(count: int) -> ModelError:
     )
 
 
-def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]:
-    """Every node that leads to a trained parameter, each before all nodes that it sends gradients to."""
+def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> tuple[list[Any], frozenset[torch.dtype]]:
+    """(every node that leads to a trained parameter, each before all nodes that it sends gradients to; the types of
+    their gradients)."""
     leads: dict[Any, bool] = {}
+    dtypes: set[torch.dtype] = set()
     order: list[Any] = []
     stack = [(root, False)] if root is not None else []
     while stack:
@@ -203,9 +201,11 @@ def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]
             )
             if leads[node]:
                 order.append(node)
+                for gradient in getattr(node, "_input_metadata", ()):
+                    dtypes.add(gradient.dtype)
         elif node not in leads:
             leads[node] = False
             stack.append((node, True))
             stack.extend((source, False) for source, _ in node.next_functions if source is not None)
     order.reverse()
-    return order
+    return order, frozenset(dtypes)
