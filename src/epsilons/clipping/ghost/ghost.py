@@ -178,12 +178,7 @@ class Ghost:
             if not is_checked:
                 each = {}
             del rows  # only what was merged or joined is kept
-            total = squared_norms(grads, clip_norm)
-            broken = _not_finite(total)
-            if broken is not None:
-                with squares_in_64_bits():
-                    total = torch.where(broken, squared_norms(grads, clip_norm), total)
-                broken = _not_finite(total)
+            total, broken = _norms_and_broken(grads, clip_norm)
             factor = clip_factors(total, clip_norm, weight, found.dtypes)
             if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
@@ -193,12 +188,7 @@ class Ghost:
                     raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
-            means = losses if persons is None else persons.means(losses)
-            is_right = self._agrees(found, each, factor, means, persons, uncancelled)
-            reason = "" if is_right else self._why_it_disagrees(found, each, factor, means)
-            self._note(found.pattern, reason)
-            if reason:
-                raise UnsupportedOp(reason)
+            self._audit(found, each, factor, losses if persons is None else persons.means(losses), persons, uncancelled)
         return grads, factor
 
     def _is_due(self, pattern: int) -> bool:
@@ -216,6 +206,22 @@ class Ghost:
         self._failures[pattern], self._due[pattern] = self._failures.get(pattern, 0) + 1, AUDIT_EVERY
         if self._failures[pattern] == AUDIT_EVERY:
             self._refused[pattern] = reason
+
+    def _audit(
+        self,
+        found: Trace,
+        grads: Mapping[int, ClippableGrad],
+        factor: Tensor,
+        means: Tensor,
+        persons: Persons | None,
+        uncancelled: Mapping[int, Tensor],
+    ) -> None:
+        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's."""
+        is_right = self._agrees(found, grads, factor, means, persons, uncancelled)
+        reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
+        self._note(found.pattern, reason)
+        if reason:
+            raise UnsupportedOp(reason)
 
     def _agrees(
         self,
@@ -296,6 +302,17 @@ def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
         set_bounds(missing)
     zeros = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     return torch.stack([zeros, *(grad.squared_norm() for grad in grads.values())]).sum(0)
+
+
+def _norms_and_broken(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(`squared_norms`, in 64 bits where they are not finite in 32; which are not finite even then, or None)."""
+    total = squared_norms(grads, like)
+    broken = _not_finite(total)
+    if broken is not None:
+        with squares_in_64_bits():
+            total = torch.where(broken, squared_norms(grads, like), total)
+        broken = _not_finite(total)
+    return total, broken
 
 
 def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> dict[int, Tensor]:
