@@ -230,20 +230,11 @@ def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
 
 def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """As `products`: each product of two 32-bit numbers is exact. The smaller side is scaled, and gives the rows."""
-    k, p = left.shape[2], right.shape[2]
-    if k > p:
-        return _in_64_bits(right, left, factor).mT
-    total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
-    add_products_in_64_bits(left, right, factor, total)
-    return total
-
-
-def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: Tensor) -> None:
-    """Add them to a total (k, p) 64-bit."""
     records, time, k = left.shape
     p = right.shape[2]
     if k > p:
-        left, right, total, k, p = right, left, total.mT, p, k
+        return _in_64_bits(right, left, factor).mT
+    total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
     values = VALUES_AT_ONCE if is_on_cpu(left) else 8 * MOST_AT_ONCE
     at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE, records))
     wide = torch.empty(at_once, time, p, dtype=torch.float64, device=left.device)
@@ -252,6 +243,18 @@ def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: 
         scaled = (some_left.double() * factors[:, None, None]).flatten(0, 1)
         plain = wide[: len(factors)].copy_(some_right).flatten(0, 1)
         total.addmm_(scaled.T, plain)
+    return total
+
+
+def add_products(left: Tensor, right: Tensor, factor: Tensor, total: Tensor) -> None:
+    """Add `products` to a total (k, p), where these are multiplied in 64 bits.
+
+    Some rows after the other, so that no memory of the total's size is needed. The products of all records are added
+    before they meet the total, which may hold many more: else each addition would be rounded as the largest sum is.
+    """
+    some = max(1, 2 * VALUES_AT_ONCE // max(right.shape[2], 1))
+    for rows, into in zip(torch.split(left, some, 2), torch.split(total, some), strict=True):
+        into += _in_64_bits(rows, right, factor)
 
 
 def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:

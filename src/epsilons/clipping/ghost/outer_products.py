@@ -175,7 +175,7 @@ class OuterProductGrad(PerSampleGrad):
         is_matrix = self.axes == tuple(range(len(self.shape))) and total.is_contiguous()
         if self.is_product_in_64_bits and not len(self.cancelling) and is_matrix:
             rows = total.view(self.left.tensor.shape[2], -1)
-            summing.add_products_in_64_bits(self.left.tensor, self.right.tensor, factor, rows)
+            summing.add_products(self.left.tensor, self.right.tensor, factor, rows)
         else:
             super().add_weighted(factor, total)
 
