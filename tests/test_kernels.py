@@ -20,7 +20,7 @@ from conformance.test_sensitivity import attack_sum
 from epsilons import Budgets, Performance, Recipe
 from epsilons.clipping import summing
 from epsilons.clipping.engine import clip_factors
-from epsilons.clipping.ghost import embeddings, outer_products
+from epsilons.clipping.ghost import outer_products
 from epsilons.clipping.ghost.ghost import add_weighted, squared_norms
 from epsilons.clipping.ghost.outer_products import JoinedGrad, OuterProductGrad, ProductSide, joined
 from epsilons.clipping.ghost.per_sample_grads import DenseGrad
@@ -57,7 +57,7 @@ def test_the_sum_on_a_gpu_is_the_definitions(name, monkeypatch):
         assert away(ours, on_cpu) <= CLOSE * length(on_cpu)
 
 
-#: Numbers that decide on the kernels: (module, name, value) for products in groups, and for parts of tables.
+#: Numbers that decide which kernels are used: (module, name, value).
 LIMITS = {
     "products in groups": [(summing, "FEW_ROWS", 0), (summing, "FEW_ENTRIES", 0), (outer_products, "MOST_ENTRIES", 0)],
     "small groups": [
@@ -78,7 +78,6 @@ LIMITS = {
         (outer_products, "NARROW", 0),
         (summing, "MOST_AT_ONCE", 1),
     ],
-    "parts of tables": [(embeddings, "MOST_AT_ONCE", 8)],
     "nothing joined": [(outer_products, "FEW_ENTRIES", 0)],
     "a few joined": [(outer_products, "FEW_ENTRIES", 10)],
 }

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from ...core.modules import is_on_cpu
 from ..engine import Persons, to_32_bits
-from ..summing import MOST_AT_ONCE
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
 from .per_sample_grads import (
@@ -64,15 +63,9 @@ class TableGrad(PerSampleGrad):
         return squared.new_zeros(self._records).index_add_(0, self.sums.owner, squared)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        token, owner, rows = self.sums
-        begins = begins_in(token, self._size)
-        values = VALUES_AT_ONCE if is_on_cpu(rows) else MOST_AT_ONCE
-        if rows.numel() <= values:
-            return table_sum(begins, None, rows, factor.index_select(0, owner))
-        total = torch.empty(self._size, rows.shape[1], dtype=torch.float64, device=rows.device)
-        for tokens, own in _parts(begins, max(1, values // rows.shape[1])):
-            some = begins[tokens.start : tokens.stop + 1] - own.start
-            total[tokens] = table_sum(some, None, rows[own], factor.index_select(0, owner[own]))
+        features = self.sums.rows.shape[1]
+        total = torch.zeros(self._size, features, dtype=torch.float64, device=factor.device)
+        self.add_weighted(factor, total)
         return total
 
     def add_weighted(self, factor: Tensor, total: Tensor) -> None:
@@ -250,10 +243,6 @@ class PooledGrad(TableGrad):
         squared = self._gradient.square().sum(1) + self._gradient.shape[1] * SMALLEST
         weights = weight.new_zeros(self._records).index_add_(0, owner, weight.square() + SMALLEST)
         return squared * weights
-
-    def weighted(self, factor: Tensor) -> Tensor:
-        token, owner, weight = self._weights
-        return table_sum(begins_in(token, self._size), owner, self._gradient, weight * factor.index_select(0, owner))
 
     def add_weighted(self, factor: Tensor, total: Tensor) -> None:
         token, owner, weight = self._weights

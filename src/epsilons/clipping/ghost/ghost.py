@@ -174,10 +174,8 @@ class Ghost:
             each: Mapping[int, ClippableGrad] = (
                 rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
+            del rows  # only what was merged is kept
             grads = joined(each, losses)
-            if not is_checked:
-                each = {}
-            del rows  # only what was merged or joined is kept
             total, broken = _norms_and_broken(grads, clip_norm)
             factor = clip_factors(total, clip_norm, weight, found.dtypes)
             if broken is not None:
