@@ -23,7 +23,7 @@ from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
 from .distributed import Ranks
-from .turns import Position
+from .within_draws import Position
 
 # -- Checksums of what is in a model
 #

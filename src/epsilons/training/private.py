@@ -34,8 +34,7 @@ from .noisy_update import NoisyUpdate
 from .opening import Inputs, OpenRun, Request
 from .performance import Performance
 from .resume import Checkpointer
-from .turns import EMPTY_DRAW, Position, Turns, by_draw, by_part
-from .within_draws import Modes, Settings
+from .within_draws import EMPTY_DRAW, Modes, Position, Settings, Turns, by_draw, by_part
 
 
 class Private:

@@ -27,7 +27,7 @@ from . import checkpoints
 from .checkpoints import Stateful
 from .distributed import Ranks
 from .opening import Inputs, Request
-from .turns import Position
+from .within_draws import Position
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")
