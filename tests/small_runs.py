@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import epsilons
-from epsilons.draws.randomness import key_from_seed
+from epsilons.draws.randomness import BLOCK, Randomness, key_from_seed
 from epsilons.ledger.ledger import Ledger
 from functional import Records
 from options import make_flat
@@ -223,3 +223,30 @@ def epochs(run_dir: Path) -> list[int]:
 def without_times(settings: dict[str, Any]) -> dict[str, Any]:
     """The content of run.json, without the times when the run began and ended."""
     return {key: value for key, value in settings.items() if key not in ("started", "ended")}
+
+
+def replace_noise(patch: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """The noise of all updates is that of change(the real one): (randomness, phase, step, count, …) -> (count,).
+
+    patch  as pytest's monkeypatch, with `setattr`
+    """
+    blocks = Randomness.each_block
+
+    def real(self: Randomness, phase: int, step: int, count: int, threads: int = 1) -> Any:
+        values = np.empty(count)
+
+        def put(start: int, block: Any) -> None:
+            values[start : start + len(block)] = block
+
+        blocks(self, phase, step, count, put, threads)
+        return values
+
+    changed = change(real)
+
+    def each_block(self: Randomness, phase: int, step: int, count: int, use: Any, threads: int = 1) -> None:
+        values = np.array(changed(self, phase, step, count, threads))
+        for start in range(0, count, BLOCK):
+            use(start, values[start : start + BLOCK])
+
+    patch.setattr(Randomness, "noise", changed)
+    patch.setattr(Randomness, "each_block", each_block)

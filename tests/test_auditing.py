@@ -28,10 +28,10 @@ from epsilons.clipping import loop
 from epsilons.clipping.engine import clip_factors
 from epsilons.clipping.ghost import ghost as ghost_engine
 from epsilons.draws import persons_rows
-from epsilons.draws.randomness import Randomness
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError
 from epsilons.training import private as private_module
 from epsilons.training.microbatches import Clipper
+from small_runs import replace_noise
 from sums import OVERSTATED
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -83,14 +83,14 @@ def noise_times(factor: float) -> Plant:
 
 
 def noise_replaced(change: Callable) -> Plant:
-    return lambda patch, plan: patch.setattr(Randomness, "noise", change(Randomness.noise))
+    return lambda patch, plan: replace_noise(patch, change)
 
 
 def clip_norm_times(factor: float, group: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
-        def wrong(squared_norm, clip_norm, weight):
+        def wrong(squared_norm, clip_norm, weight, *dtypes):
             members = torch.isclose(clip_norm, torch.tensor(plan.clip_norm[group], dtype=clip_norm.dtype))
-            return clip_factors(squared_norm, torch.where(members, clip_norm * factor, clip_norm), weight)
+            return clip_factors(squared_norm, torch.where(members, clip_norm * factor, clip_norm), weight, *dtypes)
 
         for module in (loop, clipping_rule, ghost_engine):
             patch.setattr(module, "clip_factors", wrong, raising=False)
@@ -540,7 +540,7 @@ def test_an_audit_notices_rows_that_are_clipped_in_place_of_persons(monkeypatch:
         self._engine._draw[-1] = np.unique(self._engine._draw[-1])  # so that draws are counted by person
         return total
 
-    monkeypatch.setattr(Clipper, "clipped_sum", by_row)
+    monkeypatch.setattr(Clipper, "sum", by_row)
     result = epsilons.audit(plan_of_unit(), canaries=200, seed=0)
     assert result.verdict == "violated"
     assert [group.group for group in result.violated] == [0, 1]
@@ -621,8 +621,7 @@ def small_plan() -> epsilons.Plan:
 
 
 def plant(monkeypatch, by: float) -> None:
-    true = Randomness.noise
-    monkeypatch.setattr(Randomness, "noise", lambda self, *address: by * true(self, *address))
+    replace_noise(monkeypatch, lambda true: lambda self, *address: by * true(self, *address))
 
 
 @pytest.mark.parametrize("attack", auditing.ATTACKS)

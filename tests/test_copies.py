@@ -21,7 +21,7 @@ from epsilons.core.files import FolderLock
 from epsilons.errors import CallOrderError, EpsilonsError, InputError, LedgerError, RunError
 from epsilons.ledger.ledger import Ledger, line_hash
 from epsilons.training.noisy_update import NoisyUpdate
-from epsilons.training.turns import Turns
+from epsilons.training.within_draws import Turns
 from shares import share
 from small_runs import a_model, blocks_of, epochs, everyone, losses_of, parameters_of, private_over, same
 

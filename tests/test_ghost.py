@@ -53,6 +53,17 @@ def test_a_sum_is_added_to_totals_as_it_is_given_alone(name):
             assert torch.allclose(total + 3.0, part, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (600, 1_100)])
+def test_records_are_added_to_one_another_before_they_meet_a_larger_total(shape):
+    """Each alone would be lost beside 2⁵³, as a million records may be that were added before."""
+    left, right = torch.full((32, 1, shape[0]), 0.5), torch.full((32, 1, shape[1]), 0.5)
+    grad = OuterProductGrad(ProductSide(left), ProductSide(right))
+    assert grad.is_product_in_64_bits
+    total = torch.full(shape, 2.0**53, dtype=torch.float64)
+    grad.add_weighted(torch.ones(32, dtype=torch.float64), total)
+    assert (total == 2.0**53 + 8).all()
+
+
 @pytest.mark.parametrize("name", share(ALIKE, every=12))
 def test_the_sum_is_the_definitions_for_large_physical_batches_too(name):
     case = any_case(name)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -41,10 +42,10 @@ from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks
 from options import fit_flat, make_flat
-from pages import ROOT, blocks
+from pages import ROOT, blocks, commands
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
 from shares import share
-from small_runs import blocks_of, epochs, lines, three_levels
+from small_runs import blocks_of, epochs, lines, replace_noise, three_levels
 
 KEPT, BLOCK = 40, 16  # steps of the runs that are stopped: more than one block of the ledger
 
@@ -524,9 +525,8 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
             with torch.no_grad():
                 training.model[0].weight[0, 0] += 1e-7
         elif what == "noise":
-            real = Randomness.noise
-            other = mock.patch.object(Randomness, "noise", lambda *address: -real(*address))
-            undo.enter_context(other)
+            other = undo.enter_context(pytest.MonkeyPatch.context())
+            replace_noise(other, lambda real: lambda *address: -real(*address))
         elif what == "close":
             private.close()
         elif what == "finish":
@@ -623,22 +623,20 @@ def test_no_rank_applies_an_update_whose_charge_is_not_durable(pair, tmp_path):
 
 def wrapped_otherwise(how: str) -> None:
     def wrapped(model: nn.Module) -> nn.Module:
-        if how == "ddp":
-            return nn.parallel.DistributedDataParallel(model)
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        if how == "ddp within":
+            return nn.Sequential(nn.parallel.DistributedDataParallel(model))
+        from torch.distributed.fsdp import FullyShardedDataParallel
 
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        return model
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
     Training(wrapped=wrapped)
 
 
-@pytest.mark.parametrize(("how", "words"), [("ddp", "wrapped.module"), ("fsdp2", "fully_shard")])
-def test_models_that_average_or_shard_gradients_themselves_are_refused(how, words, pair):
+@pytest.mark.parametrize("how", ["ddp within", "fsdp1"])
+def test_models_that_average_or_shard_gradients_themselves_are_refused(how, pair):
     for stopped in pair.together(wrapped_otherwise, how):
         assert stopped.kind == "ModelError"
-        assert words in stopped.message
+        assert "wrapped.module" in stopped.message
 
 
 def test_processes_of_torchrun_that_are_not_connected_are_refused(monkeypatch):
@@ -687,15 +685,23 @@ accountant = "rdp"
 """
 
 
-def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """A command as torchrun starts it."""
+def run_here(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python command in a process of its own."""
+    path = str(Path(epsilons.__file__).parent.parent)
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *command],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         cwd=cwd,
         timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(epsilons.__file__).parent.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables},
+    )
+
+
+def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """A command as torchrun starts it."""
+    return run_here(
+        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *command), cwd=cwd
     )
 
 
@@ -773,6 +779,60 @@ def test_the_script_on_the_page_runs_under_torchrun(tmp_path):
     ended = torchrun("train.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("steps charged") == 1
+
+
+# -- other launchers --------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "several-processes.md"
+
+
+def repeatable(script: str, folder: Path) -> str:
+    """The page's script with a seed; every rank writes its weights into the folder."""
+    folder.mkdir()
+    script, seeds = re.subn("budgets=budgets, ", "budgets=budgets, seed=3, ", script)
+    writes = rf'\1torch.save(model.state_dict(), f"{folder}/{{private.ranks.rank}}.pt")\n\1'
+    script, places = re.subn(r"^( *)(?=if private\.ranks\.is_main)", writes, script, flags=re.M)
+    assert (seeds, places) == (1, 1)
+    return script
+
+
+def assert_two_ranks_reach_what_one_process_reaches(folder: Path, ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of two ranks are equal, and those of the page's first script in this process alone."""
+    (script, *_) = blocks(PAGE, "python")
+    alone = folder / "alone"
+    (folder / "alone.py").write_text(repeatable(script.text, alone))
+    monkeypatch.chdir(alone)
+    runpy.run_path(str(folder / "alone.py"))
+    (expected,) = map(torch.load, alone.glob("*.pt"))
+    assert [path.name for path in sorted(ours.glob("*.pt"))] == ["0.pt", "1.pt"]
+    first, second = (torch.load(ours / f"{rank}.pt") for rank in (0, 1))
+    assert hash_of(list(first.values())) == hash_of(list(second.values()))
+    for name, value in expected.items():
+        assert apart(first[name].numpy(), value.numpy()) < 1e-5
+    assert read_charges(folder / "run" / "ledger.jsonl", Plan.load(folder / "run" / "plan.json")) == (20,)
+
+
+def test_the_script_on_the_page_runs_under_accelerate(tmp_path, monkeypatch):
+    (script, *_) = blocks(PAGE, "python")
+    (command,) = [c for b in blocks(PAGE, "console") for c in commands(b) if c.startswith("accelerate launch ")]
+    (tmp_path / "train.py").write_text(repeatable(script.text, tmp_path / "weights"))
+    words = ["--main_process_port", "0", *command.split()[2:]]  # any port that is free
+    ended = run_here("-m", "accelerate.commands.launch", *words, cwd=tmp_path, HF_HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("steps charged") == 1
+    assert_two_ranks_reach_what_one_process_reaches(tmp_path, tmp_path / "weights", monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_script_on_the_page_runs_under_ray_train(tmp_path, monkeypatch):
+    pytest.importorskip("ray.train", reason="Ray is in no extra", exc_type=ImportError)
+    (script,) = [block for block in blocks(PAGE, "python") if block.text.startswith("import ray.")]
+    text = repeatable(script.text, tmp_path / "weights").replace("/path/to/run", str(tmp_path / "run"))
+    (tmp_path / "train.py").write_text(text)
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    ended = run_here("train.py", cwd=tmp_path, **loopback)
+    assert ended.returncode == 0, ended.stderr
+    assert_two_ranks_reach_what_one_process_reaches(tmp_path, tmp_path / "weights", monkeypatch)
 
 
 @pytest.mark.slow

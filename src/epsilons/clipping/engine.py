@@ -11,7 +11,7 @@ record may change the last bits of the gradients of others (docs/concepts.md).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,11 +25,19 @@ from ..errors import EpsilonsError, InputError, ModelError
 #: By how much a squared norm may be too small, relative to it: the largest error that any kernel is allowed. Every
 #: contribution that is clipped is 2⁻¹⁰ shorter for it, so that clipping depends on no choice of engine or kernel.
 HEADROOM = 2.0**-9
+HALF = frozenset([torch.bfloat16, torch.float16])
 #: A gradient with a larger norm contributes nothing, like one that is not finite. Up to here all engines agree: the
 #: squares fit into 32 bits.
 LARGEST_NORM = 2.0**60
+#: The same where a gradient has the 16 bits of float16: below it, no entry is beyond the largest number (65,504).
+LARGEST_NORM_OF_FLOAT16 = 2.0**15
 #: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
 SHRINK = 1 - 2.0**-20
+
+
+def to_32_bits(tensor: Tensor) -> Tensor:
+    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def is_covered(records: float, physical_batch: float, ratio: float = 1.0) -> bool:
@@ -140,18 +148,22 @@ def check_takes_persons(engine: Engine) -> None:
         )
 
 
-def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
+def clip_factors(
+    squared_norm: Tensor, clip_norm: Tensor, weight: Tensor, dtypes: Collection[torch.dtype] = ()
+) -> Tensor:
     """(batch,) 64-bit factors on the gradients: the only place where a clip norm becomes a factor.
 
-    0 where the norm is not finite or above LARGEST_NORM, or the factor is too small for 64 bits.
+    0 where the norm is not finite or above the largest, or the factor is too small for 64 bits.
     squared_norm: (batch,) at least 1 / (1 + HEADROOM) of the true one
+    dtypes: of gradients in the graph (`graph.Trace`)
     """
+    largest = LARGEST_NORM_OF_FLOAT16 if torch.float16 in dtypes else LARGEST_NORM
     norm = (squared_norm.double() * (1 + HEADROOM)).sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
     # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger. NaN is not `tiny` or
     # more.
-    return torch.where((factor >= tiny) & (norm <= LARGEST_NORM), factor, 0.0)
+    return torch.where((factor >= tiny) & (norm <= largest), factor, 0.0)
 
 
 # -- Persons: consecutive rows of a physical batch that together make one clipped contribution

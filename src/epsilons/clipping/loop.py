@@ -1,16 +1,30 @@
 """Loop: the reference for all engines. One autograd call per record or person on the recorded graph, clip, add.
 
-Slow and simple. It differentiates what the caller computed, whatever the model consists of.
+Slow and simple. It differentiates what the caller computed, whatever the model consists of. One thing is changed: a few
+operators of torch add the rows of a gradient in 16 bits if their inputs have 16, which was wrong by 15 % for layer
+normalisation of 16,384 rows. All engines let them add in 32 (`added_in_32_bits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from .engine import NonFiniteGradientError, clip_factors, no_bare_errors, non_finite_losses, persons_in
+from .engine import (
+    HALF,
+    NonFiniteGradientError,
+    clip_factors,
+    no_bare_errors,
+    non_finite_losses,
+    persons_in,
+    to_32_bits,
+)
 from .ghost.graph import check_connected
 
 
@@ -31,18 +45,18 @@ class Loop:
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        if len(losses):
-            check_connected(losses, self._parameters)
+        dtypes = check_connected(losses, self._parameters) if len(losses) else ()
         persons = persons_in(losses, clip_norm, sizes)
         means = losses if persons is None else persons.means(losses)
         for i in range(len(means)):
-            gradient = record_gradient(means, i, self._parameters, keep_graph=i < len(means) - 1)
+            with added_in_32_bits(dtypes):
+                gradient = record_gradient(means, i, self._parameters, keep_graph=i < len(means) - 1)
             squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])
             # A backward pass through the physical batch multiplies values of other records by 0, and 0·NaN is NaN. So
             # another record may have caused a gradient that is not finite.
             if not torch.isfinite(squared.sum()) and len(means) > 1:
                 raise NonFiniteGradientError(non_finite_losses(losses))
-            factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
+            factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1], dtypes)[0]
             for sum_, g in zip(total, gradient, strict=True):
                 if g is not None and factor > 0:
                     sum_.add_(g.double() * factor)
@@ -67,4 +81,40 @@ def gradient_of(total: Tensor, parameters: Sequence[nn.Parameter], keep_graph: b
 
 def strided(gradient: Tensor) -> Tensor:
     """Sparse gradients (Embedding(sparse=True)) as ordinary tensors."""
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+    return gradient if gradient.layout is torch.strided else to_32_bits(gradient).to_dense()
+
+
+# -- 16 bits ------------------------------------------------------------------------------------------------
+
+#: Operators of a backward pass that add rows in the type of their inputs, not in 32 bits (torch 2.13, on some CPUs or
+#: all). Those of layers have a list of three results that are wanted as their last argument: by input, weight and bias.
+_OF_LAYERS = {torch.ops.aten.native_layer_norm_backward.default, torch.ops.aten.convolution_backward.default}
+_ADDING = {
+    *_OF_LAYERS,
+    torch.ops.aten.embedding_dense_backward.default,
+    torch.ops.aten._embedding_bag_backward.default,
+    torch.ops.aten.index_put.default,
+}
+
+
+def added_in_32_bits(dtypes: Collection[torch.dtype]) -> AbstractContextManager[Any]:
+    """For backward passes in which gradients have these types: all operators add in 32 bits at least."""
+    return nullcontext() if HALF.isdisjoint(dtypes) else _AddedIn32Bits()  # type: ignore[no-untyped-call]
+
+
+class _AddedIn32Bits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The gradients by weights have 32 bits here; autograd rounds each once to the type that it expects."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func not in _ADDING or args[0].dtype not in HALF:
+            return func(*args, **kwargs)
+        wide = tree_map_only(Tensor, to_32_bits, args)
+        if func not in _OF_LAYERS:
+            return func(*wide, **kwargs)
+        # The gradient by the input is no sum over rows: it stays as it is without this mode.
+        *rest, (by_input, *others) = args
+        by_weights = func(*wide[:-1], [False, *others], **kwargs)[1:]
+        return func(*rest, [by_input, False, False], **kwargs)[0], *by_weights

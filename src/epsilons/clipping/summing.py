@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.modules import is_on_cpu
-from .loop import gradient_of
+from .engine import HALF
+from .loop import added_in_32_bits, gradient_of
 
 # -- Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere
 #
@@ -229,20 +230,11 @@ def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
 
 def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """As `products`: each product of two 32-bit numbers is exact. The smaller side is scaled, and gives the rows."""
-    k, p = left.shape[2], right.shape[2]
-    if k > p:
-        return _in_64_bits(right, left, factor).mT
-    total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
-    add_products_in_64_bits(left, right, factor, total)
-    return total
-
-
-def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: Tensor) -> None:
-    """Add them to a total (k, p) 64-bit."""
     records, time, k = left.shape
     p = right.shape[2]
     if k > p:
-        left, right, total, k, p = right, left, total.mT, p, k
+        return _in_64_bits(right, left, factor).mT
+    total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
     values = VALUES_AT_ONCE if is_on_cpu(left) else 8 * MOST_AT_ONCE
     at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE, records))
     wide = torch.empty(at_once, time, p, dtype=torch.float64, device=left.device)
@@ -251,6 +243,18 @@ def add_products_in_64_bits(left: Tensor, right: Tensor, factor: Tensor, total: 
         scaled = (some_left.double() * factors[:, None, None]).flatten(0, 1)
         plain = wide[: len(factors)].copy_(some_right).flatten(0, 1)
         total.addmm_(scaled.T, plain)
+    return total
+
+
+def add_products(left: Tensor, right: Tensor, factor: Tensor, total: Tensor) -> None:
+    """Add `products` to a total (k, p), where these are multiplied in 64 bits.
+
+    Some rows after the other, so that no memory of the total's size is needed. The products of all records are added
+    before they meet the total, which may hold many more: else each addition would be rounded as the largest sum is.
+    """
+    some = max(1, 2 * VALUES_AT_ONCE // max(right.shape[2], 1))
+    for rows, into in zip(torch.split(left, some, 2), torch.split(total, some), strict=True):
+        into += _in_64_bits(rows, right, factor)
 
 
 def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
@@ -332,28 +336,67 @@ AGREEMENT = 1e-3
 ROUNDING = 4e-6
 
 
+#: Where gradients have 16 bits: how many units autograd's gradient by one parameter may be away, by rounding at the
+#: operator and at casts (at most 3 were measured). Uses are added in 16 bits, which adds half the root of their number
+#: (a third was measured).
+ROUNDINGS = 4
+#: A weight that is computed from parameters counts as so many uses: every operator on the way rounds (5 were measured).
+USES_OF_A_DERIVED_WEIGHT = 64
+
+
+def rounding_in_16_bits(dtypes: Collection[torch.dtype], uses: int = 1) -> float:
+    """What is allowed on top of AGREEMENT for gradients of these types, by a parameter that is used so often.
+
+    For one use 0.018 in bfloat16, 0.002 in float16; 0 if there are no such gradients.
+    """
+    unit = max((torch.finfo(dtype).eps / 2 for dtype in HALF.intersection(dtypes)), default=0.0)
+    return (ROUNDINGS + math.sqrt(uses or USES_OF_A_DERIVED_WEIGHT) / 2) * unit
+
+
 class RandomCheck:
-    """One engine's checks. The seed is fixed: factors must not depend on the data, but need not be secret."""
+    """One engine's checks. The seed is fixed: factors must not depend on the data, but need not be secret.
+
+    Where gradients have 16 bits, factors are powers of two. Products with them are exact, so the backward pass that
+    begins with them rounds the gradients of all activations as the engine's own does. What is left is rounding at the
+    parameters.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._generator = torch.Generator().manual_seed(0)
 
-    def numbers(self, losses: Tensor) -> Tensor:
-        """(records,) random numbers for one physical batch."""
-        return torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+    def numbers(self, losses: Tensor, dtypes: Collection[torch.dtype]) -> Tensor:
+        """(records,) random numbers for one physical batch. dtypes: of gradients in the graph"""
+        if HALF.isdisjoint(dtypes):
+            return torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+        # None is much smaller than another, and up to 4 records have different ones. Signs are independent: the sum of
+        # all must not be 0, as what is wrong may be the same for all records.
+        sign = 1.0 - 2.0 * torch.randint(2, losses.shape, generator=self._generator, dtype=torch.float64)
+        size = torch.randperm(len(losses), generator=self._generator) % 4
+        return torch.ldexp(sign, -size).to(losses.device)
 
-    def combination(self, losses: Tensor, numbers: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """(v, autograd's gradient of Σ v·losses by each parameter).
+    def combination(
+        self,
+        losses: Tensor,
+        clip_factor: Tensor,
+        dtypes: Collection[torch.dtype],
+        numbers: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """(v, autograd's gradient of Σ v·losses by each parameter). numbers: by default, new ones
 
         v is random times the clip factor: in clipped units no record is too small to be seen beside another.
         """
-        factor = numbers * clip_factor
-        return factor, self.gradients(losses, factor)
+        if not HALF.isdisjoint(dtypes):  # powers of two, of which the largest is 1: small ones end sooner in 16 bits
+            exponent = torch.frexp(clip_factor).exponent
+            largest = exponent.where(clip_factor > 0, -(2**20)).max()
+            clip_factor = torch.ldexp((clip_factor > 0).double(), exponent - largest)
+        factor = (self.numbers(losses, dtypes) if numbers is None else numbers) * clip_factor
+        return factor, self.gradients(losses, factor, dtypes)
 
-    def gradients(self, losses: Tensor, factor: Tensor) -> list[Tensor | None]:
+    def gradients(self, losses: Tensor, factor: Tensor, dtypes: Collection[torch.dtype]) -> list[Tensor | None]:
         """Autograd's gradient of Σ factor·losses by each parameter, at least 32-bit. Keeps the graph."""
-        gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
+        with added_in_32_bits(dtypes):
+            gradients = gradient_of((factor.to(losses.dtype) * losses).sum(), self._parameters)
         return [g if g is None or g.dtype in (torch.float32, torch.float64) else g.double() for g in gradients]
 
 

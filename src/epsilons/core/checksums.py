@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .modules import is_on_cpu
+from .modules import is_on_cpu, local
 from .threads import for_each
 
 # -- Checksums in one process: they show writes that change no version, such as `tensor.data[0] = x`
@@ -31,7 +31,7 @@ COLUMNS = 4093
 
 def is_small(tensor: Tensor) -> bool:
     """Whether it is hashed whole, which then takes no longer than to add its words first."""
-    return tensor.numel() * tensor.element_size() < 16 * COLUMNS
+    return local(tensor).numel() * tensor.element_size() < 16 * COLUMNS
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class CheckSums:
               tensor, those may cancel that lie a multiple of COLUMNS words apart
     aliases   of tensors that are rarely read: the same storage (which cannot be used for another tensor meanwhile);
               None for all others
-    versions  of these tensors: how often torch wrote to them
+    marks     of these tensors: where they are, how often torch wrote to them, and how they are read
     """
 
     sums: tuple[int, ...]
     aliases: tuple[Tensor | None, ...] = ()
-    versions: tuple[int, ...] = ()
+    marks: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -64,36 +64,18 @@ class CheckSums:
         are_read  False: others get the sum 0, so that later only storage and version are compared
         """
         read = {id(t) for t in always}
-        aliases = tuple(None if id(t) in read or is_small(t) else t.detach() for t in tensors)
-        versions = tuple(0 if alias is None else alias._version for alias in aliases)
-        if not are_read:
-            known = [None if alias is None else 0 for alias in aliases]
-        elif before is None or len(before.sums) != len(aliases):
-            known = [None] * len(aliases)
-        else:
-            known = [
-                total if alias is not None and was is not None and at == now and _is_alias(was, alias) else None
-                for total, was, at, alias, now in zip(
-                    before.sums, before.aliases, before.versions, aliases, versions, strict=True
-                )
-            ]
+        aliases = tuple(None if id(t) in read or is_small(t) else local(t).detach() for t in tensors)
+        marks = tuple(None if a is None else (a.data_ptr(), a._version, a.shape, a.stride(), a.dtype) for a in aliases)
+        earlier = {} if before is None else dict(zip(enumerate(before.marks), before.sums, strict=True))
+        known = [None if m is None else earlier.get((k, m)) if are_read else 0 for k, m in enumerate(marks)]
         others = iter(_sums([t for t, total in zip(tensors, known, strict=True) if total is None]))
-        return cls(tuple(next(others) if total is None else total for total in known), aliases, versions)
+        return cls(tuple(next(others) if total is None else total for total in known), aliases, marks)
 
     def changed(self, now: CheckSums) -> list[int] | None:
         """The places of tensors that changed; None if tensors were added or removed."""
         if len(self.sums) != len(now.sums):
             return None
         return [place for place, (b, a) in enumerate(zip(self.sums, now.sums, strict=True)) if a != b]
-
-
-def _is_alias(one: Tensor, other: Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
-        other.data_ptr(),
-        other.shape,
-        other.stride(),
-        other.dtype,
-    )
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[int]:
@@ -122,7 +104,7 @@ def _on_cpu(numbers: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
 def as_integers(tensor: Tensor) -> Tensor:
     """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-    return tensor.detach().contiguous().view(integer)
+    return local(tensor).detach().contiguous().view(integer)
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:
@@ -137,7 +119,7 @@ def hash_of(tensors: Iterable[Tensor]) -> str:
     """A hash of the bits of these tensors."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

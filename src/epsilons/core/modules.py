@@ -31,7 +31,8 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def tensors_of(model: nn.Module) -> list[Tensor]:
     """All parameters and buffers, each once, in a fixed order."""
     held = [tensors for _, m in named_modules(model) for tensors in (m._parameters, m._buffers)]
-    return list({id(t): t for tensors in held for t in tensors.values() if t is not None}.values())
+    found = list({id(t): t for tensors in held for t in tensors.values() if t is not None}.values())
+    return [sharded(t) for t in found] if PAIRS else found
 
 
 def names_of(model: nn.Module) -> list[str]:
@@ -50,6 +51,49 @@ AS_ON_GPU = False
 def is_on_cpu(tensor: Tensor) -> bool:
     """Whether kernels and sizes for a CPU are chosen. On a GPU each read of a value waits for all kernels before it."""
     return tensor.device.type == "cpu" and not AS_ON_GPU
+
+
+# -- Parameters that torch's `fully_shard` has divided: each process holds some rows (training/sharded.py)
+#
+# Such a parameter is a DTensor. While a module computes, another parameter with all rows, its twin, is in its place.
+
+#: (the sharded parameter, its twin) by the id of either, of models that are being trained.
+PAIRS: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds a part of it. By name, because DTensor's module takes long to import."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Whether `fully_shard` was called on the model or a part of it. Afterwards no module holds all rows."""
+    found: list[Any] = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    for module in found:
+        module.reshard()
+    return bool(found) or any(map(is_sharded, model.parameters()))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: its rows of a sharded one, otherwise the tensor itself."""
+    return tensor._local_tensor if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]
+
+
+def sharded(tensor: Tensor) -> Tensor:
+    """The sharded parameter of a twin; any other tensor itself."""
+    return PAIRS[id(tensor)][0] if id(tensor) in PAIRS else tensor
+
+
+def twin(tensor: Tensor) -> Tensor:
+    """The twin of a sharded parameter; any other tensor itself."""
+    return PAIRS[id(tensor)][1] if id(tensor) in PAIRS else tensor
+
+
+def writes(tensor: Tensor) -> int:
+    """A number that grows with every write to the tensor; of a sharded parameter, to its rows here and to its twin."""
+    if id(tensor) in PAIRS:
+        return local(sharded(tensor))._version + twin(tensor)._version
+    return tensor._version
 
 
 # -- Modes of torch (`with` blocks that see every function or operator) that begin and end in different functions

@@ -74,8 +74,8 @@ class LossMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if sys._getframe(1).f_globals is grad_scaler.__dict__:
             raise ModelError(
-                "The loss is scaled by a GradScaler, which is for 16-bit gradients of a whole batch. Here each "
-                "record's gradient is clipped by itself, and sums are kept in 64 bits. Leave the scaler out."
+                "The loss is scaled by a GradScaler, which is for 16-bit gradients of a whole batch. Here each one "
+                "is clipped by itself, and sums have 64 bits. Leave the scaler out; with autocast use torch.bfloat16."
             )
         if func in _AVERAGED:
             return averaged(func, args, kwargs)

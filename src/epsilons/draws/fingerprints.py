@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core.modules import is_sharded
+
 BYTES = 16
 #: Deeper than any sensible record; what lies below counts by its type.
 DEPTH = 32
@@ -58,6 +60,8 @@ def _of_numbers(value: object, kind: str, inside: tuple[int, ...]) -> bytes | No
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | bytearray | memoryview):
         content = bytes(value) if isinstance(value, bytes | bytearray | memoryview) else repr(value)
         return _joined(kind, content)
+    if isinstance(value, Tensor) and is_sharded(value):  # each process holds other rows
+        return _joined("sharded", f"{value.dtype} {tuple(value.shape)}")
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return _joined("tensor", f"{value.dtype} {tuple(value.shape)}", flat.numpy().tobytes())
@@ -146,8 +150,9 @@ def _written(module: nn.Module, above: tuple[int, ...]) -> Iterable[bytes]:
     seen: dict[type, None] = {}
     for part in module.modules():
         yield _joined(f"{type(part).__module__}.{type(part).__qualname__} {part.training}")
-        if not _is_torchs(type(part)):
-            seen |= dict.fromkeys(kind for kind in type(part).__mro__ if not _is_torchs(kind))
+        own = [kind for kind in type(part).__mro__ if not _is_torchs(kind)]  # `fully_shard` makes a subclass of torch's
+        if own:
+            seen |= dict.fromkeys(own)
             public = {name: value for name, value in vars(part).items() if not name.startswith("_")}
             yield from (_joined(name, _hash(value, above)) for name, value in sorted(public.items()))
     for kind in seen:

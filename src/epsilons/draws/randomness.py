@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -297,9 +297,35 @@ class Randomness:
         """
 
         def make(start: int) -> None:
-            use(start, self.stream("noise", phase, step, start // BLOCK).normals(min(BLOCK, count - start)))
+            use(start, self._block(phase, step, start // BLOCK, count))
 
         for_each(range(0, count, BLOCK), make, threads)
+
+    def noise_at(
+        self, phase: int, step: int, ranges: Sequence[tuple[int, int]], count: int, threads: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """The values of `noise(phase, step, count)` at these ranges of places, one range after the other.
+
+        Only blocks that a range touches are made.
+        """
+        begins = np.cumsum([0, *(last - first for first, last in ranges)])
+        values = np.empty(begins[-1])
+        touched: dict[int, list[tuple[int, int, int]]] = {}
+        for (first, last), begin in zip(ranges, begins.tolist(), strict=False):
+            for block in range(first // BLOCK, -(-last // BLOCK) if last > first else 0):
+                touched.setdefault(block, []).append((first, last, begin - first))
+
+        def fill(block: int) -> None:
+            start, made = block * BLOCK, self._block(phase, step, block, count)
+            for first, last, shift in touched[block]:
+                low, high = max(first, start), min(last, start + len(made))
+                values[low + shift : high + shift] = made[low - start : high - start]
+
+        for_each(sorted(touched), fill, threads)
+        return values
+
+    def _block(self, phase: int, step: int, block: int, count: int) -> Values:
+        return self.stream("noise", phase, step, block).normals(min(BLOCK, count - block * BLOCK))
 
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""

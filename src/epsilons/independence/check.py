@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checksums import CheckSums
-from ..core.modules import named_modules
+from ..core.modules import named_modules, sharded
 from ..draws import batches
 from ..draws.batches import Gathered, is_equal, leaves, sizes_of, tensors
 from . import comparison, messages
@@ -51,10 +51,10 @@ class Contents:
             if isinstance(value, Tensor) and not value.requires_grad
         }
         tensors |= attributes
-        always, was = [*parameters, *attributes.values()], None
+        always, was = [*map(sharded, parameters), *attributes.values()], None
         if before is not None and before.names == tuple(tensors):
             was = before.kept
-        sums = CheckSums.of(list(tensors.values()), always, was, are_read=before is not None)
+        sums = CheckSums.of(list(map(sharded, tensors.values())), always, was, are_read=before is not None)
         return cls(tuple(tensors), sums)
 
     def check(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:

@@ -43,11 +43,6 @@ def check_whole(model: nn.Module) -> None:
                 "here. Call model.remove_hooks() on what Opacus returned, then pass the model itself (model._module), "
                 "and optimizer.original_optimizer."
             )
-    if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        raise ModelError(
-            "The model's parameters are sharded (fully_shard), so no process sees the whole gradient of a "
-            "record, and its norm is unknown. Pass a model that is whole on every rank."
-        )
 
 
 def check_tensors(model: nn.Module) -> None:

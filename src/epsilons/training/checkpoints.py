@@ -4,6 +4,7 @@
     checkpoints/000002.json               everything else, and the hash of the tensors; written last, it makes the pair
                                           valid
     checkpoints/frozen-1f….safetensors    weights that no update writes to, named by their hash: for all checkpoints
+    checkpoints/000002.shards/            with `fully_shard` alone: each rank's rows of sharded tensors
 
 Coins and noise need no state, because they are functions of (key, phase, step). Besides model and optimizer, a
 checkpoint holds what may change the next sum: buffers, generators, and the schedulers and averages that the caller
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from ..core.checksums import tree_hash
 from ..core.files import sync_folder, write_json
+from ..core.modules import local
 from ..draws.batches import parts, rebuilt
 from ..errors import EpsilonsError, RunError, parsed_json
 
@@ -50,8 +53,7 @@ def save(folder: Path, state: Mapping[str, Any], frozen: Sequence[Tensor] = ()) 
     """
     packing = _Packing({_address(tensor) for tensor in frozen})
     packed = packing.pack(dict(state))
-    last = max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
-    file = folder / f"{last + 1:06d}.json"
+    file = folder / f"{next_number(folder):06d}.json"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = {"schema": SCHEMA, "tensors": _write(file.with_suffix(".safetensors"), packing.tensors)}
@@ -70,14 +72,20 @@ def save(folder: Path, state: Mapping[str, Any], frozen: Sequence[Tensor] = ()) 
     for older in sorted(folder.glob("*.json"))[:-KEPT]:
         older.unlink(missing_ok=True)
         older.with_suffix(".safetensors").unlink(missing_ok=True)
+        shutil.rmtree(older.with_suffix(".shards"), ignore_errors=True)
     return file
+
+
+def next_number(folder: Path) -> int:
+    """The number of the next checkpoint."""
+    return 1 + max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
 
 
 def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write these tensors, durably once the folder is. Gives the file's hash."""
     temporary = file.with_suffix(".new")
     save_file(dict(tensors), temporary)
-    digest = _sync_and_hash(temporary)
+    digest = sync_and_hash(temporary)
     os.replace(temporary, file)
     return digest
 
@@ -99,10 +107,13 @@ def latest(folder: Path) -> dict[str, Any] | None:
         data = file.with_suffix(".safetensors")
         try:
             values = parsed_json(file.read_text(encoding="utf-8"))
-            if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
+            if values["schema"] != SCHEMA or sync_and_hash(data) != values["tensors"]:
                 continue
             state = _unpacked(values["state"], load_file(data) | _load_frozen(folder, values.get("frozen")))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            shards = state.get("shards", {"files": {}})
+            if any(sync_and_hash(folder / shards["folder"] / name) != own for name, own in shards["files"].items()):
+                continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
             continue
         if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
             return state
@@ -114,7 +125,7 @@ def _load_frozen(folder: Path, named: Any) -> dict[str, Tensor]:
     if named is None:
         return {}
     name, digest = named
-    if Path(name).name != name or _sync_and_hash(folder / name) != digest:
+    if Path(name).name != name or sync_and_hash(folder / name) != digest:
         raise ValueError(name)
     return load_file(folder / name)
 
@@ -123,7 +134,7 @@ def remove(folder: Path) -> None:
     """Remove every checkpoint."""
     if folder.is_dir():
         for file in folder.iterdir():
-            file.unlink(missing_ok=True)
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
         folder.rmdir()
 
 
@@ -199,7 +210,9 @@ def tensors_in(state: Any) -> list[Tensor]:
 
 def marks(state: Any) -> list[Any]:
     """Marks that differ after a write to the state: addresses and versions of tensors, everything else as text."""
-    return [(leaf.data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)]
+    return [
+        (local(leaf).data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)
+    ]
 
 
 class Copies:
@@ -232,7 +245,7 @@ class Copies:
             if inner is None:
                 return node
             return rebuilt(node, {key: self._copied(part, known, left_out) for key, part in inner.items()})
-        if node.data_ptr() in left_out:
+        if local(node).data_ptr() in left_out:
             return node
         address = _address(node)
         if address not in known:
@@ -246,7 +259,7 @@ Address = tuple[Any, ...]
 
 
 def _address(tensor: Tensor) -> Address:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return local(tensor).data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _leaves(state: Any) -> list[Any]:
@@ -339,7 +352,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(mark)
 
 
-def _sync_and_hash(path: Path) -> str:
+def sync_and_hash(path: Path) -> str:
+    """A hash of its bytes, once they are on disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

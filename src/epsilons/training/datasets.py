@@ -44,6 +44,7 @@ class PhysicalBatch:
     phase, step  the draw
     number, of   position among the physical batches of the draw, and how many there are
     readings     of whole persons; none only for an empty draw
+    is_filler    True if it is computed so that all ranks compute as many, and adds nothing
     """
 
     phase: int
@@ -51,6 +52,7 @@ class PhysicalBatch:
     number: int
     of: int
     readings: Readings
+    is_filler: bool = False
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:

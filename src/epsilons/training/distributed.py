@@ -13,19 +13,22 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import InputError, RankError
+from ..errors import InputError, ModelError, RankError
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
-_PLACE, _STOPPED = "where they are", "stopped"
+_PLACE, _STOPPED, _VOTE = "where they are", "stopped", "vote"
+#: A rank that stops waits so long for others to learn it, where they may be in a call that the model makes.
+SECONDS_TO_ABORT = timedelta(seconds=10)
 
 
 class Ranks:
@@ -33,12 +36,17 @@ class Ranks:
 
     rank, size    number of this rank, and number of ranks; 0 and 1 without a process group
     has_aborted   True after this rank stopped, or learned that another one did
+    group         of the collective calls here; None for the default group
+    shards        of a model that `fully_shard` has divided among the ranks; None for others
     """
 
     def __init__(self) -> None:
         joined = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         self.has_aborted = False
+        self.group: dist.ProcessGroup | None = None
+        self.shards: Any = None  # a Shards: that module imports this one
+        self._wrapper: nn.parallel.DistributedDataParallel | None = None
         started = launched_processes()
         if not joined and started > 1:
             raise RankError(
@@ -61,6 +69,35 @@ class Ranks:
         """(part,) this rank's indices of a draw; every record goes to exactly one rank. It may be none."""
         return np.array_split(drawn, self.size)[self.rank]
 
+    def parts(self, drawn: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """The part of each rank."""
+        return np.array_split(drawn, self.size)
+
+    def unwrapped(self, model: nn.Module) -> nn.Module:
+        """The model in a DistributedDataParallel; any other model itself.
+
+        Until `rewrap` the wrapper calls the model and nothing else, as in `no_sync`: gradients are summed here, once
+        they are clipped. Raises ModelError for settings under which it does more than that.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            return model
+        names = ("find_unused_parameters", "static_graph", "mixed_precision", "_use_python_reducer")
+        if given := [name for name in names if getattr(model, name, None)]:
+            raise ModelError(
+                f"Got a DistributedDataParallel with {given[0].strip('_')}, which alters what the model returns. Pass "
+                "the model itself (wrapped.module), on every rank, and call it in the loop: make_private adds up the "
+                "clipped sums."
+            )
+        model.reducer._rebuild_buckets()  # here, where all ranks do it: the next call of the wrapper would
+        self._wrapper, model.require_backward_grad_sync, model.require_forward_param_sync = model, False, False
+        inner: nn.Module = model.module
+        return inner
+
+    def rewrap(self) -> None:
+        """Let the wrapper do what it did before."""
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = self._wrapper.require_forward_param_sync = True
+
     def number(self, batch: int) -> int:
         """A number for this rank's physical batch, different from all others of the same draw."""
         return batch * self.size + self.rank
@@ -80,10 +117,33 @@ class Ranks:
         note = {_PLACE: where, **(facts or {})}
         if self._is_equal_everywhere(repr(note)):
             return
-        problem = self._problem(self._gather(note))
+        self._checked(self._gather(note))
+
+    def any(self, where: str, vote: bool) -> bool:
+        """Check agreement on the place; True if any rank votes True."""
+        if not self.is_distributed:
+            return vote
+        if self.has_aborted:
+            raise RankError("This rank has stopped. Call make_private again, on all ranks.")
+        note = {_PLACE: where, _VOTE: vote}
+        if self._is_equal_everywhere(repr(note)):
+            return vote
+        return any(note[_VOTE] for note in self._checked(self._gather(note), _VOTE))
+
+    def gathered(self, where: str, value: T) -> list[T]:
+        """Check agreement on the place; the value of each rank, by its number."""
+        if not self.is_distributed:
+            return [value]
+        self.check_agreement(where)
+        return [note[_VOTE] for note in self._checked(self._gather({_PLACE: where, _VOTE: value}), _VOTE)]
+
+    def _checked(self, notes: Sequence[Mapping[str, Any]], but: str = "") -> Sequence[Mapping[str, Any]]:
+        """Raise RankError where notes differ, without the entry of this name."""
+        problem = self._problem([{name: value for name, value in note.items() if name != but} for note in notes])
         if problem:
             self.has_aborted = True
             raise RankError(problem)
+        return notes
 
     def all_reduce(self, total: Tensor, where: str, facts: Mapping[str, Any]) -> None:
         """Check agreement on the facts, and replace a tensor by its sum over all ranks."""
@@ -98,7 +158,7 @@ class Ranks:
             return value
         values = [value if self.is_main else None]
         with self._translating_errors():
-            dist.broadcast_object_list(values)
+            dist.broadcast_object_list(values, group=self.group)
         return values[0]  # type: ignore[return-value]  # rank 0's
 
     # -- when something fails --------------------------------------------------------------------------
@@ -128,6 +188,8 @@ class Ranks:
         """
         if self.is_distributed and not self.has_aborted:
             self.has_aborted = True
+            if self.group is not None:  # the others may wait in a call that only the model makes
+                dist.distributed_c10d._set_pg_timeout(SECONDS_TO_ABORT, self.group)
             with suppress(RankError):
                 self._is_equal_everywhere("")
                 self._gather({_STOPPED: reason})
@@ -153,17 +215,17 @@ class Ranks:
     def _is_equal_everywhere(self, text: str) -> bool:
         """True if all ranks pass the same text, by one small message. If not, every rank knows that notes follow."""
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
         here = torch.tensor(list(digest), dtype=torch.uint8, device=device)
         everywhere = [torch.empty_like(here) for _ in range(self.size)]
         with self._translating_errors():
-            dist.all_gather(everywhere, here)
+            dist.all_gather(everywhere, here, group=self.group)
         return all(torch.equal(there, here) for there in everywhere)
 
     def _gather(self, note: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         notes: list[Any] = [None] * self.size
         with self._translating_errors():
-            dist.all_gather_object(notes, dict(note))
+            dist.all_gather_object(notes, dict(note), group=self.group)
         return notes
 
     @contextmanager

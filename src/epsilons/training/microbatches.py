@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..clipping import Engine, Ghost, NonFiniteGradientError
 from ..clipping.engine import Clipped, add_each
 from ..clipping.summing import GROUP
-from ..core.modules import lay_out
+from ..core.modules import lay_out, twin
 from ..draws import batches
 from ..draws.batches import Gathered
 from ..draws.persons_rows import Persons, Readings
@@ -35,6 +35,9 @@ from ..independence.watch import OperatorWatch
 from ..planning import Plan
 from . import checkpoints
 from .datasets import PhysicalBatch, Source
+
+if TYPE_CHECKING:
+    from .sharded import Shards
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
@@ -90,8 +93,10 @@ class Issuer:
         source: Source,
         persons: Persons,
         left_out: Callable[[int, int], npt.NDArray[np.int64]],
+        shards: Shards | None = None,
     ) -> None:
         self._model, self._parameters, self._device = model, parameters, parameters[0].device
+        self._shards = shards
         self._source, self._persons, self._who_left = source, persons, left_out
         self._largest = 1
         self._check: IndependenceCheck | None = None
@@ -133,7 +138,10 @@ class Issuer:
         check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
         # A single record, or copies of one, show less than different ones: these are checked too, once there are any.
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
-        if check_is_due and (self._poor_checks > 0 or not is_poor):
+        is_checked = check_is_due and (self._poor_checks > 0 or not is_poor)
+        if self._shards:
+            is_checked = self._shards.begin_batch(physical, is_checked, self._watches, self.is_foreign)
+        if is_checked:
             yield from self._checks(physical, batch, randomness)
             self._watches = True
             self.checks_made += not is_poor
@@ -155,7 +163,7 @@ class Issuer:
         self.watch = watch = OperatorWatch(records, is_check=False)
         own = batches.tensors(batch)
         axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
-        watch.begin(axes, [*self._model.parameters(), *self._model.buffers()], self._earlier)
+        watch.begin(axes, [*map(twin, self._model.parameters()), *self._model.buffers()], self._earlier)
         self._earlier = own
         now = numbers_in(self._model)
         self._moving |= {key: value for key, value in self._numbers.items() if now.get(key, value) != value}
@@ -279,6 +287,8 @@ class Issuer:
 
         They are left out after the draw, so that no other person's coin and no noise changes.
         """
+        if physical.is_filler:
+            return tuple(range(len(physical.readings.persons)))
         people = self._who_left(physical.phase, physical.step)
         return tuple(np.flatnonzero(np.isin(physical.readings.persons, people)).tolist()) if len(people) else ()
 
@@ -317,14 +327,16 @@ class Clipper:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
         return self._engine.clipped_sum(losses, *self._bounds(issued), **_sizes(issued))
 
-    def clipped(self, issued: Issued, losses: Tensor) -> Clipped:
+    def clipped(self, issued: Issued, losses: Tensor) -> Clipped | None:
         """What adds this sum to one total per parameter. An engine's own tensors stay: it may use them again.
 
-        Raises NonFiniteGradientError as the engine does. Nothing was added then.
+        None where it was added over all ranks already (`ShardedEngine`). Raises NonFiniteGradientError as the engine
+        does. Nothing was added then.
         """
         if type(self._engine) is Ghost:
             return self._engine.clipped(losses, *self._bounds(issued), **_sizes(issued))
-        return partial(add_each, self.sum(issued, losses))
+        parts = self.sum(issued, losses)
+        return partial(add_each, parts) if parts else None
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""

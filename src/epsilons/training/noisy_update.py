@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ..clipping.engine import Clipped
 from ..core.checksums import CheckSums, check_sum, tree_hash
-from ..core.modules import is_on_cpu, names_of, tensors_of
+from ..core.modules import is_on_cpu, local, names_of, tensors_of, writes
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
 from ..models import model_checks
 from .distributed import Ranks
-from .turns import Position
+from .within_draws import Position
 
 # -- Checksums of what is in a model
 #
@@ -77,7 +78,8 @@ class NoisyUpdate:
         )
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
-        self._total: Tensor | None = None  # (P,) float64, the sum of the current draw
+        self._shards = ranks.shards
+        self._total: Tensor | None = None  # (P,) float64, the sum of the current draw; of shards, of their rows here
         self._update: Tensor | None = None  # (P,) the last update
         self._is_zero = False  # whether nothing was added to it
 
@@ -85,24 +87,34 @@ class NoisyUpdate:
     def sum(self) -> list[Tensor]:
         """One float64 tensor per parameter: clipped gradients of the current draw, on this rank."""
         if self._total is None:
-            numbers = sum(p.numel() for p in self._parameters)
+            numbers = sum(local(p).numel() for p in self._parameters)
             self._total = torch.zeros(numbers, dtype=torch.float64, device=self._parameters[0].device)
         self._is_zero = False
         return self._by_parameter(self._total)
 
     def _by_parameter(self, flat: Tensor) -> list[Tensor]:
-        parts = torch.split(flat, [p.numel() for p in self._parameters])
-        return [part.view(p.shape) for p, part in zip(self._parameters, parts, strict=True)]
+        held = [local(p) for p in self._parameters]
+        parts = torch.split(flat, [p.numel() for p in held])
+        return [part.view(p.shape) for p, part in zip(held, parts, strict=True)]
 
     def begin_sum(self) -> None:
         if self._total is not None and not self._is_zero:
             self._total.zero_()
             self._is_zero = True
+        if self._shards:
+            self._shards.begin_sum()
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
         """Free the memory, too: a check needs it, and so does a checkpoint."""
         self._total, self._update = None, None
+
+    def add(self, clipped: Clipped) -> None:
+        """Add the clipped gradients of one physical batch."""
+        if self._shards:
+            self._shards.add(clipped)
+        else:
+            clipped(self.sum)
 
     def noisy_average(self, randomness: Randomness) -> list[Tensor]:
         """One gradient per parameter: the sum over all ranks plus noise, divided by the expected batch size.
@@ -114,14 +126,20 @@ class NoisyUpdate:
         total = self._total
         assert total is not None
         if ranks.is_distributed:
-            step = {"the step": (at.phase, at.step)}
-            ranks.all_reduce(total, "at the end of a draw", step | self.shared_facts(randomness))
+            facts = {"the step": (at.phase, at.step)} | self.shared_facts(randomness)
+            if self._shards:
+                ranks.check_agreement("at the end of a draw", facts)
+            else:
+                ranks.all_reduce(total, "at the end of a draw", facts)
+        if self._shards:
+            for own, part in zip(self.sum, self._shards.whole_sum(), strict=True):
+                own.copy_(part)
         update = self._new_update(total)
         self._add_noise(total, update, randomness)
-        parts = self._by_parameter(update)
+        parts = zip(map(local, self._parameters), self._by_parameter(update), strict=True)
         if update is total:  # the next sum is made there, and must not be seen
-            return [_like(p, part) for p, part in zip(self._parameters, parts, strict=True)]
-        return [part if p.is_contiguous() else _like(p, part) for p, part in zip(self._parameters, parts, strict=True)]
+            return [_like(p, part) for p, part in parts]
+        return [part if p.is_contiguous() else _like(p, part) for p, part in parts]
 
     def _new_update(self, total: Tensor) -> Tensor:
         """(P,) memory for the update; that of the last one, if no optimizer kept a part of it."""
@@ -140,9 +158,12 @@ class NoisyUpdate:
         at, phase = self._position, self._position.plan.phases[self._position.phase]
         # The divisor is public and fixed: the drawn number of records is itself private.
         std, divisor, threads = phase.noise_std, phase.expected_batch, torch.get_num_threads()
-        if not is_on_cpu(total):
-            noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads)).to(total.device)
-            total.add_(noise.mul_(std)).div_(divisor)
+        if self._shards or not is_on_cpu(total):
+            if self._shards:
+                noise = torch.from_numpy(self._shards.noise(randomness, at.phase, at.step))
+            else:
+                noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads))
+            total.add_(noise.to(total.device).mul_(std)).div_(divisor)
             update.copy_(total)
             self._is_zero = False
             return
@@ -168,6 +189,7 @@ class NoisyUpdate:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
         at, ledger, ranks = self._position, self._ledger, self._ranks
         digest = tree_hash(update) if ledger.durable or ranks.is_distributed else ""
+        digest = self._shards.hash_of_all(digest) if self._shards else digest
         is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
         ranks.check_agreement("before the update", facts)
@@ -178,6 +200,7 @@ class NoisyUpdate:
         optimizer = self._optimizer
         before = _global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
         after = optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks
+        update = self._shards.as_gradients(update) if self._shards else update
         for p, gradient in zip(self._parameters, update, strict=True):
             p.grad = gradient
         self._is_stepping = True
@@ -197,10 +220,12 @@ class NoisyUpdate:
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
+        # Of a sharded parameter, every rank has other values.
+        held = "" if self._shards else str(check_sum(self._parameters))
         return {
             "what was charged": self._ledger.charged,
             "the key": randomness.commitment.encode(),
-            "the parameters' values": str(check_sum(self._parameters)).encode(),
+            "the parameters' values": held.encode(),
         }
 
     # -- nothing else writes to the model ----------------------------------------------------------------
@@ -302,7 +327,7 @@ def _emptied(*hooks: Hooks) -> Iterator[None]:
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
     """(id, version) of every parameter and buffer; the version counts writes."""
-    return [(id(t), t._version) for t in tensors_of(model)]
+    return [(id(t), writes(t)) for t in tensors_of(model)]
 
 
 def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:

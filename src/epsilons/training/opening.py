@@ -74,6 +74,7 @@ class Inputs:
     largest       number of rows in a physical batch, at most
     contents      fingerprint of the data; "" if nothing is compared with it
     fingerprint   everything that may change a sum though key and state are the same
+    is_divided    True if `fully_shard` has divided the model among the ranks
     """
 
     source: Source
@@ -86,6 +87,7 @@ class Inputs:
     largest: int
     contents: str
     fingerprint: dict[str, Any]
+    is_divided: bool = False
 
     def budgets_of(self, plan: Plan) -> tuple[bytes, bytes]:
         """Epsilon and delta of every record, in order, as bytes."""

@@ -80,13 +80,13 @@ def _saved(model: nn.Module, inputs: Tensor) -> int:
     known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), inputs)}
     sizes: dict[int, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor: Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return storage  # the tensor knows the graph, which would keep itself in memory for ever
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda storage: storage):
         _ = model(inputs)
     return sum(sizes.values()) // len(inputs)
 

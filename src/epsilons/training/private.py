@@ -34,8 +34,7 @@ from .noisy_update import NoisyUpdate
 from .opening import Inputs, OpenRun, Request
 from .performance import Performance
 from .resume import Checkpointer
-from .turns import EMPTY_DRAW, Position, Turns, by_draw, by_part
-from .within_draws import Modes, Settings
+from .within_draws import EMPTY_DRAW, Modes, Position, Settings, Turns, by_draw, by_part
 
 
 class Private:
@@ -58,13 +57,16 @@ class Private:
         self._parameters, self._device = inputs.parameters, inputs.parameters[0].device
         self._position = position = Position(plan, ledger)
         self._draws, self._turns = Draws(plan, inputs.group, run.randomness), Turns(position)
-        self._issuer = Issuer(model, inputs.parameters, inputs.source, inputs.persons, ledger.left_out)
+        engine, computed = (
+            ranks.shards.computed_by(inputs.engine) if ranks.shards else (inputs.engine, self._parameters)
+        )
+        self._issuer = Issuer(model, computed, inputs.source, inputs.persons, ledger.left_out, ranks.shards)
         self._checkpointer = Checkpointer(request, inputs, run.folder, position, ranks)
         self._issued: Issued | None = None
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
         self._is_cut_short = False  # somebody ended the run, or a part of it, before the plan did
-        self._clipper = Clipper(inputs.engine, model, inputs.parameters, plan, inputs.group, relaid)
+        self._clipper = Clipper(engine, model, computed, plan, inputs.group, relaid)
         # last, because these add hooks to the optimizer and the model
         self._noisy_update = NoisyUpdate(model, optimizer, inputs.parameters, position, ranks)
         registered, check_trained = self._checkpointer.registered, self._noisy_update.check_trained
@@ -116,7 +118,7 @@ class Private:
     @property
     def is_last(self) -> bool:
         """True if the current batch is to complete its draw: `step` then updates, if all gradients are finite."""
-        return self._issued is not None and not self._is_check and self._issued.is_last
+        return self._issued is not None and self._issued.is_last
 
     @property
     def max_physical_batch(self) -> int:
@@ -199,11 +201,17 @@ class Private:
         for phase in range(at.phase, len(self.plan.phases)):
             first = at.step if phase == at.phase else 0
             for step in range(first, self.ledger.end(phase)):
-                drawn = self.ranks.part(self._persons.with_rows(draws.at(phase, step)))
-                readings = self._persons.readings(drawn, draws.randomness, phase, step)
-                parts = readings.batches(self._largest) or [readings]
+                drawn = self._persons.with_rows(draws.at(phase, step))
+                readings = self._persons.readings(self.ranks.part(drawn), draws.randomness, phase, step)
+                own = readings.batches(self._largest)
+                parts = own or [readings]
+                if self.ranks.shards:  # all ranks compute as many, of a person of the draw again where they have less
+                    each = [self._persons.readings(p, draws.randomness, phase, step) for p in self.ranks.parts(drawn)]
+                    most = max(len(readings.batches(self._largest)) for readings in each)
+                    filler = self._persons.readings(drawn[:1], draws.randomness, phase, step)
+                    parts = own + [filler] * (most - len(own)) or parts
                 for number, part in enumerate(parts):
-                    yield PhysicalBatch(phase, step, number, len(parts), part)
+                    yield PhysicalBatch(phase, step, number, len(parts), part, number >= len(own))
 
     def _charge(self) -> None:
         """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""
@@ -222,10 +230,11 @@ class Private:
             self.checkpoint()
         if self._turns.is_stopped:
             return False
-        self._checkpointer.note_start()
+        is_check = is_due(self._position.step)  # it keeps gradients, and needs memory
+        self._checkpointer.note_start(frees_memory=is_check)
         self._charge()
-        if is_due(self._position.step):
-            self._noisy_update.drop_sum()  # the check keeps gradients, and needs the memory
+        if is_check:
+            self._noisy_update.drop_sum()
         self._noisy_update.begin_sum()
         self._settings.begin_draw(self._position.step)
         self._issuer.begin_draw(self._position.step, self._modes.begin_draw())
@@ -235,12 +244,12 @@ class Private:
     def _issue(self, issued: Issued, batch: Any) -> Any:
         """Hand the loop this batch."""
         self._issued, self._turns.turn = issued, "backward"
-        self._is_check = issued.variant is not None
+        self._is_check = issued.variant is not None or issued.physical.is_filler
         self._noisy_update.check_between_batches()
         self._clipper.begin(issued, self._largest)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
-        alone = -1 if self._is_check or issued.is_whole else int(issued.readings.persons[0])
+        alone = -1 if issued.variant is not None or issued.is_whole else int(issued.readings.persons[0])
         number = self.ranks.number(physical.number)
         seed = self._draws.randomness.seed("torch", physical.phase, physical.step, number, alone)
         seed_torch(seed, self._device)
@@ -275,8 +284,9 @@ class Private:
             if issued.is_probe:
                 self._issuer.adds_nothing = not any(bool(part.any()) for part in self._clipper.sum(issued, losses))
             else:
-                add = self._clipper.clipped(issued, losses)
-                add(self._noisy_update.sum)
+                clipped = self._clipper.clipped(issued, losses)
+                if clipped is not None and not issued.physical.is_filler:
+                    self._noisy_update.add(clipped)
         except NonFiniteGradientError as error:
             # A single such person contributes nothing. Among others, the batch is issued again without them.
             if len(issued.readings.persons) > 1:
@@ -353,7 +363,7 @@ class Private:
 
     def _leave_checkpoint(self) -> None:
         """On closing: save the state at the start of the last draw, if there is no newer checkpoint."""
-        if self.folder is None or self.ledger.is_closed or self.is_finished or self.ranks.has_aborted:
+        if self.ledger.is_closed or self.is_finished or self.ranks.has_aborted:
             return
         self._noisy_update.drop_sum()
         self._checkpointer.save_last(*self._noisy_update.changes())
@@ -397,6 +407,7 @@ class Private:
 
     def _settle(self) -> None:
         """Save the last checkpoint, close the ledger, and destroy the key, which could only do harm now."""
+        self._noisy_update.drop_sum()
         if not self.ledger.is_closed:
             self._noisy_update.check_contents()
             self.ranks.check_agreement("at the end of the run", self._noisy_update.shared_facts(self._draws.randomness))
@@ -415,7 +426,6 @@ class Private:
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""
         self._cut_short()
-        self._noisy_update.drop_sum()
         self._turns.in_draw = False
         self._settle()
         self.close()
@@ -432,12 +442,16 @@ class Private:
         self._issuer.stop_watching()
         is_failing = sys.exc_info()[0] is not None
         try:
-            self._leave_checkpoint()
+            if not (is_failing and self.ranks.shards):  # the other ranks may be elsewhere
+                self._leave_checkpoint()
         except EpsilonsError:  # there is an older checkpoint, and the first error matters more
             if not is_failing:
                 raise
         finally:
             self._clipper.detach()
+            if self.ranks.shards:
+                self.ranks.shards.end()
+            self.ranks.rewrap()
             self._noisy_update.remove_guard()
             self._modes.remove()
             try:

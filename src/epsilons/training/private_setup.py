@@ -6,18 +6,18 @@ open the run's folder and ledger, begin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import clipping
 from ..budgets.budgets import Budgets
 from ..core.checksums import hash_of
-from ..core.modules import convolutions, lay_out
+from ..core.modules import convolutions, is_divided, lay_out
 from ..draws import fingerprints
 from ..draws import randomness as sources
 from ..draws.fingerprints import as_text
@@ -25,7 +25,7 @@ from ..draws.persons_rows import Draws, check_size, persons_of
 from ..ledger.plan_folder import PlanFolder, opened
 from ..models import model_checks
 from ..planning import Plan
-from . import validation
+from . import checkpoints, validation
 from .datasets import Source, data_source, first_record
 from .distributed import Ranks
 from .opening import Inputs, OpenRun, Request, open_run
@@ -88,17 +88,25 @@ def make_private(
 def set_up(request: Request) -> Private:
     """The run that was asked for. Raises what make_private raises."""
     ranks = Ranks()
-    with ranks.collective("checking the inputs"):
-        inputs = _check_inputs(request, ranks)
-    if ranks.is_distributed:
-        _check_agreement(request, inputs, ranks)
-    run = OpenRun(inputs.randomness if request.randomness.seed is None else _key_of_seed(request, inputs, ranks))
+    request = replace(request, model=ranks.unwrapped(request.model))
+    run = None
     try:
+        with ranks.collective("checking the inputs"):
+            inputs = _check_inputs(request, ranks)
+        if inputs.is_divided:
+            from .sharded import Shards
+
+            ranks.shards = Shards(request.model, inputs.parameters, ranks)
+        if ranks.is_distributed:
+            _check_agreement(request, inputs, ranks)
+        run = OpenRun(inputs.randomness if request.randomness.seed is None else _key_of_seed(request, inputs, ranks))
         open_run(run, request, inputs, ranks)
         with ranks.collective("beginning"):
             return _begin(run, request, inputs, ranks)
     except BaseException as error:
-        run.abandon(error)
+        ranks.rewrap()
+        if run is not None:
+            run.abandon(error)
         raise
 
 
@@ -111,6 +119,7 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     persons = persons_of(request.budgets, len(source), records.persons, records.rows_per_person, records.views)
     group = validation.groups_of(request.budgets, plan, persons.count, request.is_subset)
     plan.verify()
+    divided = is_divided(model)
     model_checks.check_whole(model)
     model_checks.check_tensors(model)
     model_checks.check_layers(model)
@@ -118,6 +127,10 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     engine = clipping.engine(performance.engine)
     if persons.most > 1:
         clipping.check_takes_persons(engine)
+    if divided:
+        from .sharded import check
+
+        check(request, parameters, engine, ranks)
     decided = _decided(request, source, parameters, engine)
     decided.set_up_process()
     is_compared = request.folder.path is not None or ranks.is_distributed
@@ -128,7 +141,7 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     if ranks.is_main:
         validation.warn_if_rounding_is_not_covered(plan, largest, persons.most)
         warn_if_classes_show_budgets(records.data, request.budgets, persons, plan, request.has_classes)
-    inputs = Inputs(source, decided, group, persons, randomness, parameters, engine, largest, contents, {})
+    inputs = Inputs(source, decided, group, persons, randomness, parameters, engine, largest, contents, {}, divided)
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 
 
@@ -165,7 +178,7 @@ def _name_of(engine: clipping.Engine) -> str:
 
 def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
     """Check that all ranks got the same inputs. Facts in bytes are compared and never shown."""
-    model, randomness = request.model, inputs.randomness
+    randomness = inputs.randomness
     settings = [as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
     facts: dict[str, Any] = {
         "the folder": str(request.folder.path),
@@ -174,7 +187,7 @@ def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
         "the number of records": len(inputs.source),
         "the plan": request.plan.digest.encode(),
         "the budgets": inputs.roster.encode(),
-        "the model's values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]).encode(),
+        "the model's values": hash_of(_whole(request, inputs)).encode(),
         "the optimizer's settings": "; ".join(settings),
         "the index of the randomness": request.randomness.index,
     }
@@ -182,6 +195,16 @@ def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
         facts["the key" if request.randomness.seed is None else "the seed"] = randomness.commitment.encode()
     secret = {"data": inputs.contents.encode(), "persons": str(inputs.persons.facts).encode()}
     ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | secret)
+
+
+def _whole(request: Request, inputs: Inputs) -> Iterable[Tensor]:
+    """All that is trained, or that trained values follow from."""
+    tensors = [*inputs.parameters, *request.model.parameters(), *request.model.buffers()]
+    if not inputs.is_divided:
+        return tensors
+    from .sharded import whole
+
+    return whole([*tensors, *checkpoints.tensors_in(request.optimizer.state_dict())])
 
 
 def _key_of_seed(request: Request, inputs: Inputs, ranks: Ranks) -> sources.Randomness:
@@ -213,7 +236,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
         ],
         "model": model,
         "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in inputs.parameters],
-        "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
+        "values": hash_of(_whole(request, inputs)),
         "optimizer": (type(optimizer), optimizer.state_dict()),
         **({} if type(inputs.engine) in clipping.ENGINES.values() else {"engine": _name_of(inputs.engine)}),
         "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..clipping import Ghost
 from ..core.checksums import check_sum, is_small
-from ..core.modules import tensors_of
+from ..core.modules import local, tensors_of, writes
 from ..draws.persons_rows import Draws
 from ..errors import RunError
 from ..ledger.run_folder import RunFolder
@@ -26,7 +27,7 @@ from . import checkpoints
 from .checkpoints import Stateful
 from .distributed import Ranks
 from .opening import Inputs, Request
-from .turns import Position
+from .within_draws import Position
 
 #: The parts of a state that the next update writes to.
 CHANGING = ("model", "parameters", "optimizer", "kept")
@@ -55,6 +56,9 @@ class Checkpointer:
         self._model, self._optimizer, self._every = request.model, request.optimizer, request.folder.checkpoint_every
         self._parameters, self._engine, self._fingerprint = inputs.parameters, inputs.engine, inputs.fingerprint
         self._folder, self._ledger, self._position, self._ranks = folder, position.ledger, position, ranks
+        self._path, self._shards = folder.checkpoints if folder else None, ranks.shards  # where this rank saves
+        if ranks.shards and request.folder.path is not None:
+            self._path = RunFolder(Path(request.folder.path)).checkpoints
         self.registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
@@ -89,7 +93,7 @@ class Checkpointer:
             "epoch": self._ledger.epoch,
             "fingerprint": dict(self._fingerprint),
             "model": checkpoints.of_model(self._model),
-            "parameters": [p.detach() for p in self._parameters],
+            "parameters": [] if self._shards else [p.detach() for p in self._parameters],
             "optimizer": self._optimizer.state_dict(),
             "kept": self._kept(),
             "generators": generators,
@@ -105,12 +109,18 @@ class Checkpointer:
     @property
     def is_saved(self) -> bool:
         """True if there is nothing to save: no folder, or a checkpoint after the last update."""
-        return self._folder is None or self._saved == self._position.updates
+        return self._path is None or self._saved == self._position.updates
 
     @property
     def is_due(self) -> bool:
-        if self._folder is None or self._saved < 0:
-            return self._folder is not None
+        """True if a checkpoint should be saved before the next draw; with shards, of all ranks."""
+        shared = self._shards and self._path is not None
+        return self._ranks.any("before a draw", self._is_due) if shared else self._is_due
+
+    @property
+    def _is_due(self) -> bool:
+        if self._path is None or self._saved < 0:
+            return self._path is not None
         if self._every is not None:
             return self._position.updates - self._saved >= self._every
         return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
@@ -120,25 +130,31 @@ class Checkpointer:
         self._save(self._state(self._generators or checkpoints.of_generators(), self._fell_back))
 
     def _save(self, state: dict[str, Any]) -> None:
-        assert self._folder is not None
-        self._ledger.sync()  # the line that the checkpoint names is durable before it
-        self._line = self._ledger.last_line
-        checkpoints.save(self._folder.checkpoints, {**state, "ledger": self._line}, self._frozen())
+        assert self._path is not None
+        frozen = [] if self._shards else self._frozen()
+        if self._shards:
+            state = self._shards.saved(state, self._path, checkpoints.next_number(self._path))
+        if self._ranks.is_main:
+            self._ledger.sync()  # the line that the checkpoint names is durable before it
+            self._line = self._ledger.last_line
+            checkpoints.save(self._path, {**state, "ledger": self._line}, frozen)
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
-    def note_start(self) -> None:
-        """A draw begins."""
-        if self._folder is not None:
+    def note_start(self, frees_memory: bool) -> None:
+        """A draw begins. frees_memory: copies get new memory, because the draw needs it"""
+        if self._path is not None:
             marks = self._marks(self._optimizer.state_dict(), self._kept())
             self._start = _Start(checkpoints.of_generators(), self._fell_back, marks)
         self._before = None
+        if frees_memory:
+            self._copies = checkpoints.Copies()
 
     def note_update(self) -> None:
         """The draw's update is about to be applied."""
         state = self._at_start()
         if state is not None:  # nothing writes to the rest of it
             changing = {name: state[name] for name in CHANGING}
-            state |= self._copies.of(changing, {t.data_ptr() for t in self._frozen()})
+            state |= self._copies.of(changing, {local(t).data_ptr() for t in self._frozen()})
         self._before = state
         self._start = None
 
@@ -151,6 +167,8 @@ class Checkpointer:
         state = None if is_frozen_changed else self._before
         if self._start is not None:
             state = None if is_changed else self._at_start()
+        if self._shards and self._path is not None and self._ranks.any("closing", state is None):
+            return
         if state is None or state["updates"] < self._saved:
             return
         if state["updates"] > self._saved or self._ledger.last_line != self._line:
@@ -169,8 +187,8 @@ class Checkpointer:
 
     def _frozen(self) -> list[Tensor]:
         """What no update writes to, but for small tensors: it is saved once, and not copied."""
-        trained = {p.data_ptr() for p in self._parameters}
-        return [t for t in tensors_of(self._model) if t.data_ptr() not in trained and not is_small(t)]
+        trained = {local(p).data_ptr() for p in self._parameters}
+        return [t for t in tensors_of(self._model) if local(t).data_ptr() not in trained and not is_small(t)]
 
     def _kept(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.registered.items()} | self._unclaimed
@@ -179,7 +197,7 @@ class Checkpointer:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""
         tensors = (*self._parameters, *tensors_of(self._model))
         return [
-            [(id(tensor), tensor._version) for tensor in tensors],
+            [(id(tensor), writes(tensor)) for tensor in tensors],
             checkpoints.marks(optimizer),
             checkpoints.marks(kept),
             check_sum(checkpoints.tensors_in(kept)),
@@ -189,9 +207,14 @@ class Checkpointer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
+        if ("shards" in state) != (self._shards is not None):
+            raise RunError("The checkpoint was saved with fully_shard and the run resumes without it, or vice versa.")
         with checkpoints.restoring("The checkpoint cannot be restored"), torch.no_grad():
+            if self._shards:
+                assert self._path is not None
+                state = self._shards.loaded(state, self._path)
             checkpoints.into_model(self._model, state["model"])
-            for p, value in zip(self._parameters, state["parameters"], strict=True):
+            for p, value in zip([] if self._shards else self._parameters, state["parameters"], strict=True):
                 p.copy_(value)
             self._restore_optimizer(state)
             at = self._position

@@ -144,14 +144,28 @@ def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
         total[k] = before.dense().plus(grad.dense())
 
 
+#: Views that show the same values in another shape.
+_RESHAPED = ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
+
+
+def is_direct(edge: Edge) -> bool:
+    """Whether `_through_views` leads to a parameter, and not to what a weight was computed by."""
+    node, _ = edge
+    while operator(node) in ("T", *_RESHAPED):
+        ((node, _),) = node.next_functions
+    return hasattr(node, "variable")
+
+
 def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad]:
-    """Follow a gradient through transpositions, reshapes and lookups that all records have in common."""
+    """Follow a gradient through transpositions, reshapes, casts and lookups that all records have in common."""
     node, k = edge
     while len(getattr(node, "next_functions", ())) == 1:
         name = operator(node)
         if name == "T":
             grad = grad.transposed()
-        elif name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"):
+        elif name == "ToCopy" and _is_cast(node):
+            pass  # as autocast does with weights: the gradient has 32 bits or more in any case
+        elif name in _RESHAPED:
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
         elif name == "Embedding" and not node._saved_scale_grad_by_freq:  # of positions: all records have the same
             rows = grad.dense().rows.flatten(1, -2)
@@ -161,6 +175,13 @@ def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad
             break
         ((node, k),) = node.next_functions
     return (node, k), grad
+
+
+def _is_cast(node: Any) -> bool:
+    """Whether this copy is only one to another floating-point type."""
+    ((source, k),) = node.next_functions
+    ends = [node._input_metadata[0], source._input_metadata[k]]
+    return ends[0].device == ends[1].device and all(end.dtype.is_floating_point for end in ends)
 
 
 def _of_derived_weights(

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.modules import is_on_cpu
+from ..engine import to_32_bits
 from ..summing import by_feature, is_single, product
 from .graph import ParameterUse
 from .outer_products import OuterProductGrad, ProductSide
-from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first, to_32_bits
+from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first
 
 # -- Windows: the inputs under a convolution's kernel, as matrices to be multiplied by the gradients of its outputs
 #
@@ -291,9 +292,9 @@ class ConvLayer:
     def grouped(self, gradient: Tensor) -> DenseGrad:
         rows = len(gradient)
         weight_grad = torch.ops.aten.convolution_backward(
-            gradient.contiguous().view(1, -1, *gradient.shape[2:]),
-            self.data.contiguous().view(1, -1, *self.data.shape[2:]),
-            self.weight.new_empty(rows * self.weight.shape[0], *self.weight.shape[1:]),
+            to_32_bits(gradient).contiguous().view(1, -1, *gradient.shape[2:]),
+            to_32_bits(self.data).contiguous().view(1, -1, *self.data.shape[2:]),
+            to_32_bits(self.weight).new_empty(rows * self.weight.shape[0], *self.weight.shape[1:]),
             None,
             self.stride,
             self.padding,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.modules import is_on_cpu
-from ..engine import Persons
+from ..engine import Persons, to_32_bits
 from .graph import ParameterUse
 from .operator_rules import BatchAxis, dims_of, grad_shape, input_shape, operator, signed
 from .per_sample_grads import (
@@ -25,7 +25,6 @@ from .per_sample_grads import (
     blanked,
     first,
     squares,
-    to_32_bits,
 )
 
 #: On a CPU, so many values of a table's gradients are converted to 64 bits at once. More take less time for each row of
@@ -245,10 +244,6 @@ class PooledGrad(TableGrad):
         weights = weight.new_zeros(self._records).index_add_(0, owner, weight.square() + SMALLEST)
         return squared * weights
 
-    def weighted(self, factor: Tensor) -> Tensor:
-        token, owner, weight = self._weights
-        return table_sum(begins_in(token, self._size), owner, self._gradient, weight * factor.index_select(0, owner))
-
     def add_weighted(self, factor: Tensor, total: Tensor) -> None:
         token, owner, weight = self._weights
         self._add_rows(token, owner, self._gradient, weight * factor.index_select(0, owner), total)
@@ -345,7 +340,7 @@ def _sampler(use: ParameterUse, texts: Texts) -> PerSampleGradFn:
     size, padding = input_shape(use.node, use.index)[0], signed(use.node._saved_padding_idx)
 
     def per_sample_grad(output_grads: OutputGrads) -> PooledGrad:
-        gradient = to_32_bits(first(output_grads))
+        gradient = first(output_grads)
         rows = gradient.reshape(-1, gradient.shape[-1]).double() * texts.scale.unsqueeze(-1)
         return PooledGrad(weights_of(texts, size, padding), rows, size, gradient.dtype)
 

@@ -6,9 +6,15 @@ over the records, the gradient of its output and what the operator saved give ea
 uses of a parameter are added before its norm is computed. The walk is a proof for this physical batch: it rests on
 rules about operators, not on guesses from shapes, modules or names.
 
-The walk does not see hooks that change gradients, nor what rounding to 16 bits does to them. So the first physical
-batch of each pattern of operators, and every 64th after it, passes the random check. A graph without proof, or a
-physical batch that failed the check, is left to `vmap`, which checks every physical batch.
+The walk does not see hooks that change gradients. So the first physical batch of each pattern of operators, and every
+64th after it, passes the random check. A graph without proof, or a physical batch that failed the check, is left to
+`vmap`, which checks every physical batch.
+
+Where gradients have 16 bits, the check is still one of rules, not of rounding. It begins with powers of two, and a
+product with a power of two is exact. So autograd's gradients of all activations are those that the rules were given,
+times these powers, to the bit. What may differ is rounding at the parameters, a few units of the type: a wrong factor,
+axis or padding changes more (docs/engine.md#proof-on-the-graph). The gradients that are clipped are computed in 32 bits
+or more from the 16-bit numbers, and norms are norms of these.
 
 One record can make the check fail: its gradient is only rounding. Then its own physical batch is left to `vmap`, and no
 later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row.
@@ -18,13 +24,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ...core.modules import nodes_of
 from ...errors import ModelError
 from ..engine import (
     Clipped,
@@ -38,10 +44,10 @@ from ..engine import (
     persons_in,
 )
 from ..loop import Loop
-from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_of, size_of
+from ..summing import AGREEMENT, RandomCheck, agree, full_precision, rounding_in_16_bits, rounding_of, size_of
 from ..vmap import Vmap
-from .backward import Grads, per_sample_grads
-from .grad_samplers import may_mix_what_is_not_finite
+from .backward import Grads, is_direct, per_sample_grads
+from .grad_samplers import may_mix_what_is_not_finite, reads_no_weights
 from .graph import Trace, leaf_of, trace
 from .operator_rules import UnsupportedOp, operator
 from .outer_products import JoinedGrad, OuterProductGrad, joined, set_bounds, without_bounds
@@ -52,19 +58,26 @@ from .per_sample_grads import Cache, ClippableGrad, squares_in_64_bits
 AUDIT_EVERY = 64
 #: So many parameters are named where a check fails.
 MOST_NAMES = 4
+#: Numbers below 6e-5 have fewer bits there, so that not even doubling is exact.
+HALF_ENDS = ", or the smallest number of float16 (bfloat16 has smaller ones),"
 
 _log = logging.getLogger(__name__)
 
 
 class Ghost:
-    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default."""
+    """Norms without gradients where that is cheaper. Every physical batch is proved on its graph. The default.
+
+    spare   the engine for graphs without proof
+    """
+
+    spare: type[Vmap | Loop] = Vmap
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._model, self._parameters = model, list(parameters)
         self._place = {id(p): k for k, p in enumerate(self._parameters)}
         self._loop = Loop()
         self._loop.attach(model, parameters)
-        self._vmap: Vmap | None = None  # for graphs without proof
+        self._vmap: Vmap | Loop | None = None  # for graphs without proof
         self._records = 0
         self._seen: dict[int, int] = {}  # how many physical batches of each pattern there were
         self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
@@ -78,10 +91,10 @@ class Ghost:
         """False once a physical batch was left to another engine."""
         return self._vmap is None
 
-    def fall_back(self) -> Vmap:
+    def fall_back(self) -> Vmap | Loop:
         """The engine for graphs without proof. From now on it records the model's calls."""
         if self._vmap is None:
-            self._vmap = Vmap()
+            self._vmap = self.spare()
             self._vmap.attach(self._model, self._parameters)
         return self._vmap
 
@@ -118,6 +131,31 @@ class Ghost:
                 self._note(self._pattern, cause)
             return partial(add_each, self._by_vmap(cause, losses, clip_norm, weight, sizes))
 
+    # -- where weights are kept in parts: one backward pass, in which each part is gathered once -------------
+
+    def takes_one_pass(self, losses: Tensor, clip_norm: Tensor) -> bool:
+        """Whether `one_pass` clips this batch: it is proven, not checked, and no weights are read beside the pass."""
+        if len(clip_norm) <= 1:
+            return True
+        try:
+            found = trace(losses, self._place)
+        except (UnsupportedOp, ModelError):
+            return False
+        seen = self._seen.get(found.pattern, -1) + 1
+        is_checked = seen % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0 or found.pattern in self._refused
+        is_altered = bool(found.custom) or any(p._backward_hooks for p in self._parameters)
+        return not (is_checked or is_altered) and all(is_direct(u.target) and reads_no_weights(u) for u in found.uses)
+
+    def one_pass(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> Iterable[Tensor]:
+        """What `clipped_sum` returns, each tensor made when it is taken; the backward pass is made by the call."""
+        if len(clip_norm) <= 1:
+            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
+        with full_precision():
+            proven = self._proven(losses, clip_norm, weight, persons_in(losses, clip_norm, sizes))
+            return weighted_sums(*proven, self._parameters)
+
     def _proven(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None
     ) -> tuple[Mapping[int, ClippableGrad], Tensor]:
@@ -132,19 +170,14 @@ class Ghost:
         cache: Cache = {}
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
         with torch.no_grad():
-            uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
+            uncancelled = _squared_lengths(rows, losses, persons) if is_checked else {}
             each: Mapping[int, ClippableGrad] = (
                 rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
             )
             del rows  # only what was merged is kept
             grads = joined(each, losses)
-            total = squared_norms(grads, clip_norm)
-            broken = _not_finite(total)
-            if broken is not None:
-                with squares_in_64_bits():
-                    total = torch.where(broken, squared_norms(grads, clip_norm), total)
-                broken = _not_finite(total)
-            factor = clip_factors(total, clip_norm, weight)
+            total, broken = _norms_and_broken(grads, clip_norm)
+            factor = clip_factors(total, clip_norm, weight, found.dtypes)
             if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
@@ -153,12 +186,7 @@ class Ghost:
                     raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
-            means = losses if persons is None else persons.means(losses)
-            is_right = self._agrees(each, factor, means, persons, uncancelled)
-            reason = "" if is_right else self._why_it_disagrees(found, each, factor, losses, means)
-            self._note(found.pattern, reason)
-            if reason:
-                raise UnsupportedOp(reason)
+            self._audit(found, each, factor, losses if persons is None else persons.means(losses), persons, uncancelled)
         return grads, factor
 
     def _is_due(self, pattern: int) -> bool:
@@ -177,43 +205,64 @@ class Ghost:
         if self._failures[pattern] == AUDIT_EVERY:
             self._refused[pattern] = reason
 
+    def _audit(
+        self,
+        found: Trace,
+        grads: Mapping[int, ClippableGrad],
+        factor: Tensor,
+        means: Tensor,
+        persons: Persons | None,
+        uncancelled: Mapping[int, Tensor],
+    ) -> None:
+        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's."""
+        is_right = self._agrees(found, grads, factor, means, persons, uncancelled)
+        reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
+        self._note(found.pattern, reason)
+        if reason:
+            raise UnsupportedOp(reason)
+
     def _agrees(
         self,
+        found: Trace,
         grads: Mapping[int, ClippableGrad],
         clip_factor: Tensor,
         means: Tensor,
         persons: Persons | None,
-        uncancelled: Sequence[Tensor],
+        uncancelled: Mapping[int, Tensor],
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
-        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        factor, autograds = self._check.combination(means, clip_factor, found.dtypes)
+        uses = Counter(id(leaf_of(use.target[0])) for use in found.uses)
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
-        lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]
+        lengths = {k: float((by_row * s).nan_to_num().sum().sqrt()) for k, s in uncancelled.items()}
         with torch.no_grad():
             sizes = {k: float((factor.square() * g.squared_norm()).sum().sqrt()) for k, g in grads.items()}
-            rounding = rounding_of([*sizes.values(), *lengths])
-            return all(
-                agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)
-                for k, autograd in enumerate(autograds)
-            )
+            rounding = rounding_of([*sizes.values(), *lengths.values()])
+            for k, (p, autograd) in enumerate(zip(self._parameters, autograds, strict=True)):
+                size, number = sizes.get(k, 0.0), uses[id(p)]
+                added = lengths.get(k, 0.0) if number > 1 else 0.0  # uses, which autograd adds in 16 bits, may cancel
+                allowed = rounding + rounding_in_16_bits(found.dtypes, number) * math.hypot(size, added)
+                if not agree(grads[k].weighted(factor) if k in grads else None, autograd, size, allowed):
+                    return False
+        return True
 
     def _why_it_disagrees(
-        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, losses: Tensor, means: Tensor
+        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, means: Tensor
     ) -> str:
         """Which gradients are not autograd's, and the likely reason; shorter once it was logged."""
         if self._vmap is not None:
             return "as logged"
-        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        factor, autograds = self._check.combination(means, clip_factor, found.dtypes)
         with torch.no_grad():
             apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
-        wrong = [k for k, difference in apart.items() if difference > AGREEMENT * size_of(autograds[k], None)]
+        allowed = AGREEMENT + rounding_in_16_bits(found.dtypes)
+        wrong = [k for k, difference in apart.items() if difference > allowed * size_of(autograds[k], None)]
         where = self._where(found, wrong or [max(apart, key=apart.__getitem__)])
-        if _is_in_16_bits(losses):
-            return f"it computes in 16 bits, too coarse to compare the gradients of {where} with autograd's"
         # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
-        twice, thrice = (self._check.gradients(means, n * factor) for n in (2, 3))
+        twice, thrice = (self._check.gradients(means, n * factor, found.dtypes) for n in (2, 3))
         if any(size_of(twice[k], autograds[k], 2.0) > 0 for k in wrong):
-            return f"a hook that is not linear alters the gradients of {where}"
+            what = "a hook that is not linear" + HALF_ENDS * (torch.float16 in found.dtypes)
+            return f"{what} alters the gradients of {where}"
         if all(10 * size_of(thrice[k], autograds[k], 3.0) > 3 * apart[k] for k in wrong):
             return f"the gradients of {where} are mostly rounding"
         return f"a hook mixes the records' gradients of {where}"
@@ -233,7 +282,8 @@ class Ghost:
         self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
     ) -> list[Tensor]:
         if self._vmap is None:
-            _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
+            name = self.spare.__name__.lower()
+            _log.warning("This model, or a part of it, is clipped by the engine %s, which is slower: %s.", name, reason)
             self.fall_back().begin(self._records)
         try:
             return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
@@ -252,14 +302,25 @@ def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
     return torch.stack([zeros, *(grad.squared_norm() for grad in grads.values())]).sum(0)
 
 
-def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> list[Tensor]:
+def _norms_and_broken(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(`squared_norms`, in 64 bits where they are not finite in 32; which are not finite even then, or None)."""
+    total = squared_norms(grads, like)
+    broken = _not_finite(total)
+    if broken is not None:
+        with squares_in_64_bits():
+            total = torch.where(broken, squared_norms(grads, like), total)
+        broken = _not_finite(total)
+    return total, broken
+
+
+def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> dict[int, Tensor]:
     """(rows,) squared sizes of what may cancel: autograd's rounding grows with them.
 
-    In products over time, and between the rows of one person.
+    In products over time, by parameter, and at -1 between the rows of one person.
     """
-    products = [grad for grad in rows.values() if isinstance(grad, OuterProductGrad) and grad.time > 1]
-    lengths = [grad.squared_lengths for grad in products]
-    return lengths if persons is None else [*lengths, squared_norms(rows, losses)]
+    products = {k: grad for k, grad in rows.items() if isinstance(grad, OuterProductGrad) and grad.time > 1}
+    lengths = {k: grad.squared_lengths for k, grad in products.items()}
+    return lengths if persons is None else lengths | {-1: squared_norms(rows, losses)}
 
 
 def _not_finite(norms: Tensor) -> Tensor | None:
@@ -285,7 +346,13 @@ def add_weighted(grads: Mapping[int, ClippableGrad], factor: Tensor, totals: Seq
                 grad.add_weighted(factor, totals[k])
 
 
-def _is_in_16_bits(losses: Tensor) -> bool:
-    """Whether any gradient of activations has 16 bits."""
-    metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
-    return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)
+def weighted_sums(
+    grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
+) -> Iterator[Tensor]:
+    """Σ factor·gradient by each parameter, 64-bit, one after the other. factor: (records,) 64-bit"""
+    joined = {k: t for grad in grads.values() if isinstance(grad, JoinedGrad) for k, t in grad.sums(factor).items()}
+    for k, p in enumerate(parameters):
+        if k in joined:
+            yield joined[k]
+        else:
+            yield grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)

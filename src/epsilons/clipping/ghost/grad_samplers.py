@@ -7,17 +7,20 @@ line in GRAD_SAMPLERS. Operators that are not listed are differentiated by torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..engine import to_32_bits
 from .conv import convolution
 from .embeddings import embedding_grad
 from .graph import ParameterUse
 from .lstm import recurrent
-from .operator_rules import ELEMENTWISE, BatchAxis, grad_shape, input_shape, operator, signed
+from .operator_rules import ELEMENTWISE, BatchAxis, UnsupportedOp, grad_shape, input_shape, operator, signed
 from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, first
 
@@ -103,10 +106,10 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
     if use.index == 2:
         return lambda output_grads: DenseGrad(folded(first(output_grads), batch, shape, records))
-    data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
+    data, mean, scale = _saved_by_norm(node)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
-        by_entry = (data.to(mean.dtype) - mean).mul_(scale).mul_(first(output_grads))
+        by_entry = (data - mean).mul_(scale).mul_(first(output_grads))
         return DenseGrad(folded(by_entry, batch, shape, records))
 
     return per_sample_grad
@@ -114,7 +117,7 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
 
 def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     node, batch = use.node, use.batch
-    data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
+    data, mean, scale = _saved_by_norm(node)
     is_weight, groups = use.index == 1, node._saved_group
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
@@ -130,6 +133,11 @@ def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     return per_sample_grad
 
 
+def _saved_by_norm(node: Any) -> Sequence[Tensor]:
+    """Input, mean and reciprocal deviation."""
+    return [to_32_bits(t) for t in (node._saved_input, node._saved_result1, node._saved_result2)]
+
+
 def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Entry-by-entry operators: a bias, a scale, a position, a gate."""
     node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
@@ -138,7 +146,8 @@ def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         gradient = first(output_grads)
         if scale is None:
-            by_entry = _own_backward(use, gradient)
+            assert output_grads[0] is not None
+            by_entry = to_32_bits(_own_backward(use, output_grads[0]))
             if by_entry.shape != gradient.shape:
                 return one_by_one(use, records, cache)(output_grads)
         else:
@@ -236,6 +245,32 @@ def _is_complex(use: ParameterUse) -> bool:
 def may_mix_what_is_not_finite(cache: Cache) -> bool:
     """Whether a gradient that is not finite may come from another record: some gradients are computed `one_by_one`."""
     return one_by_one in cache
+
+
+def reads_no_weights(use: ParameterUse) -> bool:
+    """Whether the sampler needs the graph before the backward pass only, and the values of no weights."""
+    if needs_the_graph(use) or operator(use.node) == "MkldnnRnnLayer":
+        return False
+    with _NoOperators():  # type: ignore[no-untyped-call]
+        try:
+            kind: type = type(use.node)
+            for name in _saved_by(kind):
+                getattr(use.node, name)
+        except UnsupportedOp:
+            return False
+    return True
+
+
+class _NoOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.detach.default:  # of a result that a node saved
+            raise UnsupportedOp("what was saved is computed again, from weights")  # torch.utils.checkpoint
+        return func(*args)
+
+
+@cache
+def _saved_by(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name.startswith("_saved_")]
 
 
 def needs_the_graph(use: ParameterUse) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import ModelError
@@ -59,12 +60,14 @@ class Trace:
     """All uses of trained parameters in one graph.
 
     pattern  a hash of the graph, as far as it was walked
+    dtypes   of the gradients in it
     custom   operators with a backward of our own; none where paths around them would make depths ambiguous
     readers  {operator: the operators that read its outputs, each with the number of the input}
     """
 
     uses: tuple[ParameterUse, ...]
     pattern: int
+    dtypes: frozenset[torch.dtype]
     custom: tuple[CustomBackward, ...]
     readers: Mapping[Any, Sequence[Edge]]
 
@@ -91,7 +94,7 @@ class _Walk:
 
     def __init__(self, losses: Tensor, parameters: Mapping[int, int]) -> None:
         root = losses.grad_fn
-        self.order = _from_the_losses_down(root, parameters)
+        self.order, self._dtypes = _from_the_losses_down(root, parameters)
         if not self.order:
             raise _disconnected(len(parameters))
         self._number = {node: i for i, node in enumerate(self.order)}
@@ -149,7 +152,7 @@ class _Walk:
             depth_of = {node: depth for node, (depth,) in self._depths.items()}
             custom = [CustomBackward(node, outputs, depth_of[node]) for node, outputs in self._custom]
         uses = [ParameterUse(*use, depth_of[use[0]]) for use in self._uses]
-        return Trace(tuple(uses), hash(tuple(self._pattern)), tuple(custom), self._readers)
+        return Trace(tuple(uses), hash(tuple(self._pattern)), self._dtypes, tuple(custom), self._readers)
 
 
 def leaf_of(node: Any) -> Tensor | None:
@@ -160,11 +163,16 @@ def leaf_of(node: Any) -> Tensor | None:
     return leaf
 
 
-def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Raises ModelError where the losses depend on none of these parameters: the updates would be noise alone."""
+def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> frozenset[torch.dtype]:
+    """The types of the gradients on the way from the losses to these parameters.
+
+    Raises ModelError where the losses depend on none of them: the updates would be noise alone.
+    """
     known = {id(p): k for k, p in enumerate(parameters)}
-    if id(losses) not in known and not _from_the_losses_down(losses.grad_fn, known):
+    order, dtypes = _from_the_losses_down(losses.grad_fn, known)
+    if id(losses) not in known and not order:
         raise _disconnected(len(known))
+    return dtypes
 
 
 def _disconnected(count: int) -> ModelError:
@@ -175,9 +183,11 @@ def _disconnected(count: int) -> ModelError:
     )
 
 
-def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]:
-    """Every node that leads to a trained parameter, each before all nodes that it sends gradients to."""
+def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> tuple[list[Any], frozenset[torch.dtype]]:
+    """(every node that leads to a trained parameter, each before all nodes that it sends gradients to; the types of
+    their gradients)."""
     leads: dict[Any, bool] = {}
+    dtypes: set[torch.dtype] = set()
     order: list[Any] = []
     stack = [(root, False)] if root is not None else []
     while stack:
@@ -191,9 +201,11 @@ def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]
             )
             if leads[node]:
                 order.append(node)
+                for gradient in getattr(node, "_input_metadata", ()):
+                    dtypes.add(gradient.dtype)
         elif node not in leads:
             leads[node] = False
             stack.append((node, True))
             stack.extend((source, False) for source, _ in node.next_functions if source is not None)
     order.reverse()
-    return order
+    return order, frozenset(dtypes)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..engine import to_32_bits
 from ..summing import INNER_PRODUCT, has_inner_product
 from .graph import ParameterUse
 from .outer_products import Joint, ProductSide
-from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn, to_32_bits
+from .per_sample_grads import Cache, DenseGrad, OutputGrads, PerSampleGrad, PerSampleGradFn
 
 #: Gates that oneDNN saved are used if the outputs follow from them within so much. An output is at most 1. Rounding of
 #: the cell over `time` steps is at most about time·2⁻²⁴.

@@ -72,9 +72,21 @@ def operator(node: Any) -> str:
 @cache
 def _name_of(kind: type) -> str:
     if issubclass(kind, torch.autograd.function.BackwardCFunction):
-        return ""  # a user's autograd.Function may have any name
+        return FULLY_SHARD if _is_of_fully_shard(kind) else ""  # a user's autograd.Function may have any name
     name, separator, number = kind.__name__.partition("Backward")
     return name if separator and number.isdigit() else ""
+
+
+#: The node that torch's `fully_shard` puts before a module, to free its weights after the backward pass.
+FULLY_SHARD = "FullyShard"
+
+
+def _is_of_fully_shard(kind: type) -> bool:
+    if kind.__name__ != "RegisterPostBackwardFunctionBackward":
+        return False
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
+
+    return kind is RegisterPostBackwardFunction._backward_cls
 
 
 def grad_shape(node: Any, index: int) -> Shape:
@@ -463,6 +475,11 @@ def index(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     return [BatchAxis(0)]
 
 
+def unchanged(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
+    """Each output is the input of the same number."""
+    return list(axes)
+
+
 def _is_in_order(index: Tensor) -> bool:
     in_order = torch.arange(len(index), device=index.device).reshape(-1, *(1 for _ in index.shape[1:]))
     return bool((index == in_order).all())
@@ -535,6 +552,7 @@ _RULES: dict[Rule, str] = {
         ScaledDotProductCudnnAttention
     """,
     recurrent: "MkldnnRnnLayer",
+    unchanged: FULLY_SHARD,
 }
 
 #: By the operator's name without "Backward" and its number: "Addmm" for AddmmBackward0.

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.modules import is_on_cpu
 from .. import summing
-from ..engine import HEADROOM, Persons, SizeGroup
+from ..engine import HEADROOM, Persons, SizeGroup, to_32_bits
 from .graph import Trace
 from .operator_rules import grad_shape, input_shape, operator
 from .per_sample_grads import (
@@ -33,7 +33,6 @@ from .per_sample_grads import (
     rounding_in_64_bits,
     smallest_normal,
     squares,
-    to_32_bits,
 )
 
 #: Up to this width of both sides together, inner products are computed in 64 bits where the sum is: there they cost
@@ -176,7 +175,7 @@ class OuterProductGrad(PerSampleGrad):
         is_matrix = self.axes == tuple(range(len(self.shape))) and total.is_contiguous()
         if self.is_product_in_64_bits and not len(self.cancelling) and is_matrix:
             rows = total.view(self.left.tensor.shape[2], -1)
-            summing.add_products_in_64_bits(self.left.tensor, self.right.tensor, factor, rows)
+            summing.add_products(self.left.tensor, self.right.tensor, factor, rows)
         else:
             super().add_weighted(factor, total)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..engine import Persons
+from ..engine import Persons, to_32_bits
 from ..summing import added
 
 # -- Norms: sums of squares computed in 32 bits, with a bound on their error for any data and any order of additions
@@ -137,10 +137,10 @@ Cache = dict[Any, Any]  # what the uses of one operator share, for one physical 
 
 
 def first(output_grads: OutputGrads) -> Tensor:
-    """The gradient of an operator's first output."""
+    """The gradient of an operator's first output, in 32 bits at least: nothing is multiplied or added in 16."""
     gradient = output_grads[0]
     assert gradient is not None  # `backward` fills it in
-    return gradient
+    return to_32_bits(gradient)
 
 
 class DenseGrad(PerSampleGrad):
@@ -189,11 +189,6 @@ class DenseGrad(PerSampleGrad):
         axes = in_memory_order(self.rows)
         rows = persons.summed(self.rows.permute(axes))
         return DenseGrad(rows.permute([axes.index(axis) for axis in range(len(axes))]))
-
-
-def to_32_bits(tensor: Tensor) -> Tensor:
-    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def blanked(tensor: Tensor, keep: Tensor) -> Tensor:
