@@ -88,9 +88,9 @@ def noise_replaced(change: Callable) -> Plant:
 
 def clip_norm_times(factor: float, group: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
-        def wrong(squared_norm, clip_norm, weight):
+        def wrong(squared_norm, clip_norm, weight, *more):
             members = torch.isclose(clip_norm, torch.tensor(plan.clip_norm[group], dtype=clip_norm.dtype))
-            return clip_factors(squared_norm, torch.where(members, clip_norm * factor, clip_norm), weight)
+            return clip_factors(squared_norm, torch.where(members, clip_norm * factor, clip_norm), weight, *more)
 
         for module in (loop, clipping_rule, ghost_engine):
             patch.setattr(module, "clip_factors", wrong, raising=False)

@@ -54,17 +54,17 @@ def _of_the_next(losses: Tensor, record: int, *options: Any, **more: Any) -> lis
     return record_gradient(losses, (record + 1) % len(losses), *options, **more)
 
 
-def _by_the_largest_norm(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
-    return clip_factors(squared_norm.max().expand_as(squared_norm), clip_norm, weight)
+def _by_the_largest_norm(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor, *more: Any) -> Tensor:
+    return clip_factors(squared_norm.max().expand_as(squared_norm), clip_norm, weight, *more)
 
 
-def _shorter_beside_an_even_number(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
+def _shorter_beside_an_even_number(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor, *more: Any) -> Tensor:
     """By 0.1 %, which the twin allows; the neighbour's bound does not."""
-    return clip_factors(squared_norm, clip_norm, weight) * (1.0 if len(clip_norm) % 2 else 1 - SHORTER / 2)
+    return clip_factors(squared_norm, clip_norm, weight, *more) * (1.0 if len(clip_norm) % 2 else 1 - SHORTER / 2)
 
 
-def _clip_norm_of_the_next(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
-    return clip_factors(squared_norm, clip_norm.roll(1), weight)
+def _clip_norm_of_the_next(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor, *more: Any) -> Tensor:
+    return clip_factors(squared_norm, clip_norm.roll(1), weight, *more)
 
 
 def _summed_rows(persons: Persons, losses: Tensor) -> Tensor:
