@@ -212,8 +212,7 @@ def test_a_backward_pass_inside_autocast_computes_in_32_bits(which, shape):
     assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
 
 
-@pytest.mark.parametrize("is_half", [False, True])
-@pytest.mark.parametrize("is_hooked", [False, True])
+@pytest.mark.parametrize(("is_half", "is_hooked"), [(False, False), (False, True), (True, False)])
 def test_the_log_names_a_hook_that_is_not_linear_and_16_bits_are_none(is_half, is_hooked, caplog):
     model = nn.Linear(16, 3)
     x, y = torch.randn(64, 16), torch.randint(3, (64,))

@@ -34,6 +34,11 @@ def is_small(tensor: Tensor) -> bool:
     return local(tensor).numel() * tensor.element_size() < 16 * COLUMNS
 
 
+def storage_of(tensor: Tensor) -> int:
+    """Where the memory begins that this tensor lies in."""
+    return local(tensor).untyped_storage().data_ptr()
+
+
 @dataclass(frozen=True, eq=False)
 class CheckSums:
     """What some tensors hold.
@@ -55,19 +60,19 @@ class CheckSums:
         tensors: Sequence[Tensor],
         always: Iterable[Tensor],
         before: CheckSums | None = None,
-        are_read: bool = True,
     ) -> CheckSums:
         """Of these tensors, in order.
 
-        always    those that are read in any case, as small ones are
+        always    those that are read in any case, as are small ones, and all that share memory with these
         before    of the same tensors: where storage and version of others are the same, the sum is taken from there
-        are_read  False: others get the sum 0, so that later only storage and version are compared
         """
-        read = {id(t) for t in always}
-        aliases = tuple(None if id(t) in read or is_small(t) else local(t).detach() for t in tensors)
+        read, written = {id(t) for t in always}, {storage_of(t) for t in always}
+        aliases = tuple(
+            None if id(t) in read or storage_of(t) in written or is_small(t) else local(t).detach() for t in tensors
+        )
         marks = tuple(None if a is None else (a.data_ptr(), a._version, a.shape, a.stride(), a.dtype) for a in aliases)
         earlier = {} if before is None else dict(zip(enumerate(before.marks), before.sums, strict=True))
-        known = [None if m is None else earlier.get((k, m)) if are_read else 0 for k, m in enumerate(marks)]
+        known = [None if m is None else earlier.get((k, m)) for k, m in enumerate(marks)]
         others = iter(_sums([t for t, total in zip(tensors, known, strict=True) if total is None]))
         return cls(tuple(next(others) if total is None else total for total in known), aliases, marks)
 

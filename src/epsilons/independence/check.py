@@ -35,14 +35,14 @@ class Contents:
     """Checksums of what a model keeps: parameters, buffers, and plain attributes outside any graph.
 
     names   of the tensors
-    kept    their checksums; of frozen weights and large buffers only whether torch wrote to them
+    kept    their checksums
     """
 
     names: tuple[str, ...]
     kept: CheckSums
 
     @classmethod
-    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter], before: Contents | None = None) -> Contents:
+    def of(cls, model: nn.Module) -> Contents:
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         attributes = {
             f"{name}{attribute}": value
@@ -51,15 +51,12 @@ class Contents:
             if isinstance(value, Tensor) and not value.requires_grad
         }
         tensors |= attributes
-        always, was = [*map(sharded, parameters), *attributes.values()], None
-        if before is not None and before.names == tuple(tensors):
-            was = before.kept
-        sums = CheckSums.of(list(map(sharded, tensors.values())), always, was, are_read=before is not None)
-        return cls(tuple(tensors), sums)
+        held = list(map(sharded, tensors.values()))
+        return cls(tuple(tensors), CheckSums.of(held, held))
 
-    def check(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def check(self, model: nn.Module) -> None:
         """Refuse a model that a forward pass wrote to, by whatever way. Raises UnsupportedLayerError."""
-        now = Contents.of(model, parameters, self)
+        now = Contents.of(model)
         if self.names != now.names:
             raise messages.writes(sorted({*self.names} ^ {*now.names}))
         if changed := self.kept.changed(now.kept):
@@ -132,7 +129,7 @@ class IndependenceCheck:
         self.varies, self.saw_other_lengths = self._variants.varies, False
         self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
         self._coins, self._earlier = Coins(step), earlier or {}
-        self._contents = Contents.of(model, self._parameters)
+        self._contents = Contents.of(model)
         self._watch = OperatorWatch(count)
         self._variant: Variant | None = None  # the form at hand, with its shapes and what its collate function did
         self._shapes: list[Any] = []
@@ -187,7 +184,7 @@ class IndependenceCheck:
         self._check_operators(watched)
         self._reads += [(read, watched.produced) for read in watched.reads]
         if reference is None:
-            self._contents.check(self._model, self._parameters)
+            self._contents.check(self._model)
             self._begin(losses, watched)
             return
         is_padded = self._shapes != reference.shapes  # records have another length in this form
@@ -224,7 +221,7 @@ class IndependenceCheck:
 
     def _conclude(self) -> None:
         """Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError."""
-        self._contents.check(self._model, self._parameters)
+        self._contents.check(self._model)
         outcomes: dict[str, set[str]] = {}
         for read, _ in self._reads:
             outcomes.setdefault(read.line, set()).add(read.value)

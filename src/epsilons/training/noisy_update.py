@@ -21,6 +21,7 @@ from ..core.modules import is_on_cpu, local, names_of, tensors_of, writes
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
+from ..independence.check import is_due
 from ..models import model_checks
 from .distributed import Ranks
 from .within_draws import Position
@@ -244,7 +245,10 @@ class NoisyUpdate:
 
     def _now(self, whole: bool = False) -> CheckSums:
         """Of what the model holds. whole: what no update writes to is read, too"""
-        return CheckSums.of(self._held(), self._parameters, None if whole else self._contents)
+        held = self._held()
+        # What needs a gradient may be trained by something else: fused optimizers raise no version.
+        always = [*self._parameters, *(t for t in held if t.requires_grad)]
+        return CheckSums.of(held, always, None if whole else self._contents)
 
     def _held(self) -> list[Tensor]:
         """All parameters and buffers, and trained parameters outside the model."""
@@ -259,8 +263,10 @@ class NoisyUpdate:
         """
         if self._contents is None:
             return
-        self._unread = 0 if whole or self._unread >= CHECK_EVERY else self._unread + 1
-        changed = self._contents.changed(self._now(self._unread == 0))
+        is_read = whole or self._unread >= CHECK_EVERY or is_due(self._position.step)
+        if not whole:
+            self._unread = 0 if is_read else self._unread + 1
+        changed = self._contents.changed(self._now(is_read))
         if changed is None:
             raise ModelError(written_outside(["a tensor that was added or removed"]))
         if changed:

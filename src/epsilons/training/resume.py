@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..clipping import Ghost
-from ..core.checksums import check_sum, is_small
+from ..core.checksums import check_sum, is_small, storage_of
 from ..core.modules import local, tensors_of, writes
 from ..draws.persons_rows import Draws
 from ..errors import RunError
@@ -187,8 +187,8 @@ class Checkpointer:
 
     def _frozen(self) -> list[Tensor]:
         """What no update writes to, but for small tensors: it is saved once, and not copied."""
-        trained = {local(p).data_ptr() for p in self._parameters}
-        return [t for t in tensors_of(self._model) if local(t).data_ptr() not in trained and not is_small(t)]
+        trained = {storage_of(p) for p in self._parameters}
+        return [t for t in tensors_of(self._model) if storage_of(t) not in trained and not is_small(t)]
 
     def _kept(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.registered.items()} | self._unclaimed

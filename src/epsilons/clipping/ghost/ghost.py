@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ...errors import ModelError
 from ..engine import (
+    HALF,
     Clipped,
     NonFiniteGradientError,
     Persons,
@@ -60,6 +61,13 @@ AUDIT_EVERY = 64
 MOST_NAMES = 4
 #: Numbers below 6e-5 have fewer bits there, so that not even doubling is exact.
 HALF_ENDS = ", or the smallest number of float16 (bfloat16 has smaller ones),"
+
+#: In 16 bits another engine rounds every gradient of a physical batch by up to 0.5 %. If one record decided on the
+#: engine, all others would move with it, by more than its clip norm.
+_NOT_PROVEN = (
+    "The gradients in 16 bits could not be proven ({}). No other engine may take over, because it rounds the gradients "
+    'of all other records otherwise. Train in 32 bits, or with performance=Performance(engine="vmap") from the start.'
+)
 
 _log = logging.getLogger(__name__)
 
@@ -218,6 +226,8 @@ class Ghost:
         is_right = self._agrees(found, grads, factor, means, persons, uncancelled)
         reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
         self._note(found.pattern, reason)
+        if reason and not HALF.isdisjoint(found.dtypes):
+            raise ModelError(_NOT_PROVEN.format(reason))
         if reason:
             raise UnsupportedOp(reason)
 
