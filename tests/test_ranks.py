@@ -812,6 +812,7 @@ def assert_two_ranks_reach_what_one_process_reaches(folder: Path, ours: Path, mo
     assert read_charges(folder / "run" / "ledger.jsonl", Plan.load(folder / "run" / "plan.json")) == (20,)
 
 
+@pytest.mark.slow
 def test_the_script_on_the_page_runs_under_accelerate(tmp_path, monkeypatch):
     (script, *_) = blocks(PAGE, "python")
     (command,) = [c for b in blocks(PAGE, "console") for c in commands(b) if c.startswith("accelerate launch ")]

@@ -238,6 +238,10 @@ def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: s
                 contribution = first_alone(which, larger.model, partial(larger.losses, torch.arange(2)), clip_norm)
             except NonFiniteGradientError:
                 continue  # the record is left out
+            except ModelError:  # not proven in 16 bits: refused, and no other engine takes over
+                assert which == "ghost"
+                assert dtype == torch.bfloat16
+                continue
             assert length(contribution) <= clip_norm
 
 
