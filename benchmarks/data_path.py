@@ -43,7 +43,7 @@ LARGEST = 128
 LARGEST_OF_MNIST = 768
 
 
-def tabled(rates: list[float], count: int, source: str = "philox") -> Draws:
+def tabled(rates: list[float], count: int, source: str = "chacha20") -> Draws:
     """Draws at these rates, one group each."""
 
     def table(budgets: Budgets, recipe: Recipe, accountant: object) -> Plan:
@@ -127,7 +127,7 @@ def choices(rounds: int) -> dict[str, dict[str, float]]:
     """Of about 1,000 persons out of 1,000,000 with 3,000,000 rows: the coins, and the choice of their rows."""
     count, rows = 1_000_000, 3_000_000
     person = np.random.default_rng(0).permutation(np.repeat(np.arange(count), 3))
-    draws = tabled([500 / count, 1000 / count, 1500 / count], count, "philox")
+    draws = tabled([500 / count, 1000 / count, 1500 / count], count, "chacha20")
     drawn: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
 
     def coins(step: int) -> None:
@@ -223,7 +223,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tune_allocator()
     kept: dict[str, object] = {"machine": machine(), "command": sys.argv}
-    for source in ("philox", "secure"):
+    for source in ("chacha20", "secure"):
         parts = step_of_mnist(given.rounds, source)
         share = 1 - parts["gradients"] / sum(parts.values())
         kept[f"step, {source}"] = {**parts, "share besides gradients": share}

@@ -410,20 +410,20 @@ def test_another_number_of_threads_changes_the_key(one_thread, tmp_path):
 
 
 def test_noise_with_other_last_bits_changes_the_key(tmp_path, monkeypatch):
-    """Another processor or version of NumPy: the same step would be released again, with noise of other last bits."""
+    """Another processor, or version of NumPy or torch: the step would be released again, with other last bits."""
     Trained(tmp_path / "same").run(20)
     sample_hash.cache_clear()
     Trained(tmp_path / "same", resume=True).private.close()
     assert epochs(tmp_path / "same") == [0]
     Trained(tmp_path / "run").run(20)
     sample_hash.cache_clear()
-    true = randomness._radius
+    true = randomness.fill
 
-    def radius(words, values):
+    def fill(words, values):
         true(words, values)
         values[::500] = np.nextafter(values[::500], 0)
 
-    monkeypatch.setattr(randomness, "_radius", radius)
+    monkeypatch.setattr(randomness, "fill", fill)
     Trained(tmp_path / "run", resume=True).private.close()
     sample_hash.cache_clear()
     assert epochs(tmp_path / "run") == [0, 1]
@@ -710,7 +710,7 @@ def test_a_run_whose_settings_were_edited_is_refused(tmp_path):
     Trained(run_dir).run(10)
     values = json.loads((run_dir / "run.json").read_text())
     assert lines(run_dir)[0]["rests_on"] == {name: values[name] for name in ("randomness", "roster", "guarantee")}
-    (run_dir / "run.json").write_text(json.dumps(values | {"randomness": "philox"}))
+    (run_dir / "run.json").write_text(json.dumps(values | {"randomness": "chacha20"}))
     with pytest.raises(RunError, match="contradicts the ledger: its randomness"):
         Trained(run_dir, seed=None, resume=True)
     (run_dir / "run.json").write_text(json.dumps(values))

@@ -312,7 +312,7 @@ def test_when_the_disk_fails_no_step_is_allowed(tmp_path, monkeypatch, failing):
 def written(tmp_path, *steps: int, block: int = 10, close: bool = False) -> Path:
     """A ledger on disk for a plan of two phases, with so many steps charged in each."""
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(plan_of(100, 50), path, key="a commitment", block=block, settings={"randomness": "philox"})
+    ledger = Ledger(plan_of(100, 50), path, key="a commitment", block=block, settings={"randomness": "chacha20"})
     for phase, count in enumerate(steps):
         for step in range(count):
             ledger.charge(phase, step)

@@ -498,7 +498,6 @@ def people():
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     """Two key pairs: officer.pem and other.pem, and their public halves."""
-    pytest.importorskip("cryptography")
     from cryptography.hazmat.primitives import serialization as ser
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -59,7 +59,7 @@ def make_run(
     *,
     steps: int | None = None,
     close: bool = True,
-    randomness: str = "philox",
+    randomness: str = "chacha20",
     bound: bool = True,
     metrics: dict[str, Any] | None = None,
     **more: Any,
@@ -141,7 +141,7 @@ def test_promises_and_spends_are_the_plan_s(finished, three):
     assert table["noise_std"] == three.noise_std
     np.testing.assert_array_equal([row["clip_norm"] for row in table["rows"]], three.clip_norm)
     np.testing.assert_allclose([row["influence"] for row in table["rows"]], three.influence)
-    assert values["guarantee"] == three.guarantee_of_run("philox")
+    assert values["guarantee"] == three.guarantee_of_run("chacha20")
     assert values["status"] == {"state": "finished", "charged": 60, "allowed": 60, "made": 60, "key_epochs": 1}
 
 
@@ -697,8 +697,8 @@ def test_a_damaged_run_gives_one_clear_error_and_no_file(run, what):
 def test_a_seeded_run_cannot_be_made_to_look_unseeded_by_its_settings(tmp_path, three, release):
     run = make_run(tmp_path / "run", three, randomness="seeded")
     assert "do not know the seed" in epsilons.report(run, release=release).to_dict()["summary"][1]
-    for guarantee in (None, three.guarantee_of_run("philox")):
-        edited(randomness="philox", guarantee=guarantee)(run)
+    for guarantee in (None, three.guarantee_of_run("chacha20")):
+        edited(randomness="chacha20", guarantee=guarantee)(run)
         with pytest.raises(RunError, match="contradicts the ledger"):
             epsilons.report(run, release=release)
 
@@ -914,7 +914,7 @@ def test_a_run_that_states_nothing_says_at_the_top_that_rows_are_protected(tmp_p
     ids=["make_private", "fit", "config"],
 )
 def test_the_statement_that_each_row_is_one_person_is_repeated_as_a_statement(tmp_path, two, stated):
-    guarantee = two.guarantee_of_run("philox", None, stated.get("person"))
+    guarantee = two.guarantee_of_run("chacha20", None, stated.get("person"))
     inside, _ = both(make_run(tmp_path / "run", two, **stated, guarantee=guarantee))
     assert inside["unit"]["stated"] == "one row"
     assert "Nothing checked" in inside["unit"]["sentence"]
@@ -930,7 +930,7 @@ def test_no_other_word_counts_as_that_statement(tmp_path, two, other):
 def test_a_run_of_persons_speaks_of_persons_and_shows_no_number_of_rows(tmp_path):
     budgets = Budgets(np.repeat([0.5, 2.0], [300, 500]), 1e-5, unit="person")
     made = plan(budgets, SHORT_RECIPE, "scale", "rdp")
-    guarantee = made.guarantee_of_run("philox", None, "patient_id")
+    guarantee = made.guarantee_of_run("chacha20", None, "patient_id")
     path = make_run(tmp_path / "run", made, person="patient_id", guarantee=guarantee)
     inside, outside = both(path)
     assert inside["unit"]["unit"] == outside["unit"]["unit"] == "person"
@@ -1187,11 +1187,11 @@ def test_a_report_says_what_holds_for_test_people_and_on_withdrawal(tmp_path, tw
 def test_every_special_word_of_the_page_is_explained_at_its_end(tmp_path, two):
     page = pages(make_run(tmp_path / "run", two))[0]
     _, _, words = page.rpartition(" Words ")
-    for word in ("RDP", "Philox", "sample_rate", "clip_norm", "noise", "influence", "Pr[M(D)∈S]", "ε", "δ", "ledger"):
+    for word in ("RDP", "ChaCha20", "sample_rate", "clip_norm", "noise", "influence", "Pr[M(D)∈S]", "ε", "δ", "ledger"):
         assert word in page.partition(words)[0], word
         assert f"{word} " in words, word
     before_specialists = page.partition("For specialists")[0]
-    for word in ("RDP", "Philox", "Pr[", "sample_rate", "noise_multiplier"):
+    for word in ("RDP", "ChaCha20", "Pr[", "sample_rate", "noise_multiplier"):
         assert word not in before_specialists
 
 

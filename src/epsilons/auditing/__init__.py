@@ -136,10 +136,10 @@ def _by_itself(plan: Plan) -> Plan:
 def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, RunFolder | None, str, str]:
     """(plan, the run's folder if there is one, default engine, default source of randomness)."""
     if isinstance(run, Plan):
-        return run.verify(), None, "auto", "philox"
+        return run.verify(), None, "auto", "chacha20"
     path = Path(run)
     if path.is_file():
-        return Plan.load(path, accountant), None, "auto", "philox"
+        return Plan.load(path, accountant), None, "auto", "chacha20"
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
     record = load_run(path, accountant)
@@ -148,7 +148,7 @@ def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, 
         record.plan,
         RunFolder(path),
         engine if engine in ENGINES else "auto",
-        randomness if randomness in SOURCES else "philox",
+        randomness if randomness in SOURCES else "chacha20",
     )
 
 

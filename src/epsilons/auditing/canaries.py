@@ -66,7 +66,7 @@ class AttackConfig:
     dataset: tuple[Tensor, Tensor] | None = None
     loss: str | Loss = "cross_entropy"
     performance: Performance = field(default_factory=Performance)
-    randomness: str = "philox"
+    randomness: str = "chacha20"
     seed: int | None = None
     progress: bool = False
 

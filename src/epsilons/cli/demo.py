@@ -152,5 +152,5 @@ def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     run = digits.fit(chosen, budgets, folder, seed=None, progress=not quiet)
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
-    out.print(plan.guarantee_of_run("philox"), style="dim")
+    out.print(plan.guarantee_of_run("chacha20"), style="dim")
     out.print(f"\nPlan, ledger, metrics and model: {printable(folder)}/")

@@ -400,7 +400,7 @@ def _since(earlier: dict[str, Any] | None) -> str:
 def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
-    sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    sign: Annotated[Path | None, option("A private Ed25519 key, as PEM.")] = None,
     counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
         datetime | None, option("Also state that who withdrew before this day is in no later roster.", formats=DAY)

@@ -1,15 +1,15 @@
 """Every coin and every noise value, as a function of (key, phase, step).
 
 Replaying a step under the same key gives the same draw and the same noise: the same release, not a second one.
-A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and read from a source:
+A stream is addressed by BLAKE2b of its name under the run's 256-bit key. Its words are those of the ChaCha20 cipher
+(RFC 8439) under a 256-bit subkey. The sources differ in what they make of them:
 
-    philox   NumPy's Philox4x64-10 counter generator under a 128-bit subkey (Salmon et al., SC 2011)
-    secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`; each normal is half the
-             sum of four, so that the floating-point result does not reveal which uniforms it was made
-             of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
+    chacha20 two normals of two words, as `fill` describes
+    secure   each normal is half the sum of four, so that the floating-point result does not reveal which uniforms it
+             was made of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
 
-Words become normal values as described in `fill`. The noise of a step is made in blocks, each from a stream of its
-own, by one thread or several: its bits do not depend on how many.
+The noise of a step is made in blocks, each from a stream of its own, by one thread or several: its bits do not depend
+on how many.
 
 To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
 """
@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,11 @@ from ..ledger.run_folder import KEY_BYTES
 
 # -- Standard normal values from uniform 64-bit words, by the transform of Box and Muller, vectorised
 
+#: A number that changes whenever a key gives other coins or other noise (by more than rounding).
+DRAWS_VERSION = 3
+
 #: The values of one stream.
 BLOCK = 2**16
-SECTORS = 1024
 #: The pairs that are computed together: few enough for the cache, and enough to hide what a call costs.
 AT_ONCE = 2**14
 
@@ -43,26 +45,18 @@ Words = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.float64]
 
 
-def _table() -> tuple[Values, Values]:
-    """(SECTORS,) cosine and sine of the middle of each sector, from a quarter of the wave: exact on the axes."""
-    quarter = np.sin(2 * np.pi / SECTORS * np.arange(SECTORS // 4 + 1))
-    half = np.concatenate([quarter[:-1], quarter[:0:-1]])
-    sine = np.concatenate([half, -half])
-    return np.roll(sine, -SECTORS // 4), sine
-
-
-_COSINE, _SINE = _table()
-
-
 class _Scratch(threading.local):
-    """Memory of one thread."""
+    """Memory of one thread, from torch: aligned, because the last bits of vectorised functions may depend on it."""
 
     def __init__(self) -> None:
-        self.values = np.empty((8, AT_ONCE))
-        self.sectors = np.empty(AT_ONCE, dtype=np.int64)
+        import torch
+
+        self.radius, self.angle, self.cosine, self.sine = torch.empty((4, AT_ONCE), dtype=torch.float64, device="cpu")
 
 
-_scratch = _Scratch()
+@cache
+def _scratch() -> _Scratch:
+    return _Scratch()
 
 
 def fill(words: Words, values: Values) -> None:
@@ -72,9 +66,8 @@ def fill(words: Words, values: Values) -> None:
 
     Box and Muller (Ann. Math. Statist. 29(2), 1958): with u uniform in (0, 1] and an angle uniform on the circle,
     √(−2 ln u)·cos(angle) and √(−2 ln u)·sin(angle) are independent standard normal values. One word gives u, with 63
-    bits rounded to a 64-bit float; another gives the angle, as one of 1,024 sectors and a position in it of 53 bits.
-    Cosine and sine of the sector's middle come from a table, those of the position from Taylor's series, and the
-    angle's from both by the sum formula. Besides additions and products this takes NumPy's logarithm and square root.
+    bits rounded to a 64-bit float; another gives the angle, with 64 bits rounded. Logarithm and square root are
+    NumPy's; cosine and sine are torch's, which are four times as fast.
 
     The largest value that can occur is √(126 ln 2) = 9.345: u is at least 2⁻⁶³. A normal value is beyond it with
     probability 9·10⁻²¹. For the guarantee this is a property of 64-bit floating-point noise, as the gaps between its
@@ -92,59 +85,26 @@ def fill(words: Words, values: Values) -> None:
 
 def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> None:
     """As `fill`, for (pairs,) words each. The memory of what is between is used again: new memory costs more."""
-    pairs = len(radii)
-    radius, angle, square, cosine, sine, turned, x, y = _scratch.values[:, :pairs]
-    sector = _scratch.sectors[:pairs]
-    _radius(radii, radius)
-    np.bitwise_and(angles, np.uint64(SECTORS - 1), out=sector.view(np.uint64))
-    _position(angles, angle)
-    # The middle of the sector, at the radius.
-    np.take(_COSINE, sector, out=x, mode="clip")  # "clip" writes to `out` itself; all sectors are in the table
-    np.take(_SINE, sector, out=y, mode="clip")
-    x *= radius
-    y *= radius
-    _cosine_and_sine(angle, square, cosine, sine)
-    # Both turned by the position in the sector.
-    np.multiply(x, cosine, out=first)
-    np.multiply(y, sine, out=turned)
-    first -= turned
-    y *= cosine
-    x *= sine
-    y += x
-    second[:] = y[: len(second)]
+    import torch
 
-
-def _radius(words: Words, radius: Values) -> None:
-    """√(−2 ln u), u = (the first 63 bits of the word + 1)·2⁻⁶³."""
-    np.right_shift(words, np.uint64(1), out=words)
-    radius[:] = words.view(np.int64)
+    own, pairs = _scratch(), len(radii)
+    radius, angle = own.radius[:pairs].numpy(), own.angle[:pairs]
+    # √(−2 ln u), u = (the first 63 bits of the word + 1)·2⁻⁶³.
+    np.right_shift(radii, np.uint64(1), out=radii)
+    radius[:] = radii.view(np.int64)
     radius += 1.0
     radius *= 2.0**-63
     np.log(radius, out=radius)
     radius *= -2.0
     np.sqrt(radius, out=radius)
-
-
-def _position(words: Words, angle: Values) -> None:
-    """The angle from the middle of a sector, from the first 53 bits of the word as a signed number."""
-    signed = words.view(np.int64)
-    np.right_shift(signed, 11, out=signed)
-    angle[:] = signed
-    angle *= 2 * np.pi / SECTORS * 2.0**-53
-
-
-def _cosine_and_sine(angle: Values, square: Values, cosine: Values, sine: Values) -> None:
-    """Taylor's series to the fifth order: for angles up to π/1024 the rest is below 2·10⁻¹⁸."""
-    np.multiply(angle, angle, out=square)
-    np.multiply(square, 1 / 24, out=cosine)
-    cosine -= 1 / 2
-    cosine *= square
-    cosine += 1.0
-    np.multiply(square, 1 / 120, out=sine)
-    sine -= 1 / 6
-    sine *= square
-    sine += 1.0
-    sine *= angle
+    # The word as a signed number of turns, times 2⁶⁴.
+    angle.numpy()[:] = angles.view(np.int64)
+    angle.numpy()[:] *= 2 * np.pi * 2.0**-64
+    with torch.inference_mode():  # no graph, and no version of `out`
+        torch.cos(angle, out=own.cosine[:pairs])
+        torch.sin(angle, out=own.sine[:pairs])
+    np.multiply(radius, own.cosine[:pairs].numpy(), out=first)
+    np.multiply(radius[: len(second)], own.sine[: len(second)].numpy(), out=second)
 
 
 # -- Every coin and every noise value, as a function of (key, phase, step)
@@ -163,62 +123,42 @@ class Stream(Protocol):
         """(count,) standard normal values, 64-bit."""
 
 
-class _Key(np.random.bit_generator.ISeedSequence):
-    """Gives Philox its key. np.random.Philox(key=…) is slower: it first makes a seed that it does not use."""
+_ZEROS = memoryview(bytes(8 * BLOCK))
 
+
+class _ChaCha20:
     def __init__(self, subkey: bytes) -> None:
-        self._words = np.frombuffer(subkey[:16], dtype="<u8")
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
-        """The key: two words of 64 bits, which is what Philox asks for."""
-        if n_words != len(self._words) or dtype is not np.uint64:
-            raise InputError(f"This version of numpy ({np.__version__}) gives Philox other keys. Install another one.")
-        return self._words
+        # Every subkey is used for one stream only, so the nonce may be constant.
+        self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
 
+    def integers(self, count: int) -> Words:
+        words = np.empty(count, dtype="<u8")
+        for start in range(0, count, BLOCK):
+            part = words[start : start + BLOCK].view(np.uint8)
+            self._keystream.update_into(_ZEROS[: len(part)], part.data)
+        return words.astype(np.uint64, copy=False)
 
-class _Philox:
-    def __init__(self, subkey: bytes) -> None:
-        self._bits = np.random.Philox(_Key(subkey))  # type: ignore[arg-type]  # its annotation has SeedSequence only
-
-    def integers(self, count: int) -> npt.NDArray[np.uint64]:
-        return self._bits.random_raw(count).astype(np.uint64, copy=False)
-
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
+    def normals(self, count: int) -> Values:
         words = self.integers(count + count % 2)
         values = words.view(np.float64)[:count]  # in place of the words
         fill(words, values)
         return values
 
 
-class _ChaCha20:
-    def __init__(self, subkey: bytes) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-        except ImportError:
-            raise InputError(
-                'Secure randomness needs the package cryptography: pip install "cryptography>=42".'
-            ) from None
-        # Every subkey is used for one stream only, so the nonce may be constant.
-        self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
-
-    def integers(self, count: int) -> npt.NDArray[np.uint64]:
-        words = np.empty(count, dtype="<u8")
-        self._keystream.update_into(bytes(8 * count), words.view(np.uint8).data)
-        return words.astype(np.uint64, copy=False)
-
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
+class _Summed(_ChaCha20):
+    def normals(self, count: int) -> Values:
         """Half the sums of four normals each, of two pairs that no other value is made of."""
         values = np.empty(count)
         for start in range(0, count, BLOCK // 4):
             part = values[start : start + BLOCK // 4]
-            four = np.empty((4, len(part)))
-            fill(self.integers(four.size), four.reshape(-1))
-            np.sum(four, axis=0, out=part)
+            np.sum(super().normals(4 * len(part)).reshape(4, -1), axis=0, out=part)
             part /= 2
         return values
 
 
-SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
+SOURCES: dict[str, Callable[[bytes], Stream]] = {"chacha20": _ChaCha20, "secure": _Summed}
 
 
 @dataclass(frozen=True)
@@ -233,14 +173,18 @@ class Randomness:
     """
 
     key: bytes
-    source: str = "philox"
+    source: str = "chacha20"
     seeded: bool = False
 
     def __post_init__(self) -> None:
+        if self.source == "philox":
+            raise InputError(
+                "chacha20, a cipher, replaced philox. Continue a run of philox with the version that began it."
+            )
         named(SOURCES, self.source, "source of randomness")
 
     @classmethod
-    def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:
+    def fresh(cls, seed: int | None = None, source: str = "chacha20", key: bytes | None = None) -> Randomness:
         """A key from the operating system; for experiments, a key derived from `seed` alone, or `key`."""
         if seed is not None and key is not None:
             raise InputError("Got seed= and key=, and each of them determines the run's key. Leave one out.")
@@ -362,8 +306,9 @@ def _as_seed(subkey: bytes) -> int:
 def sample_hash(source: str) -> str:
     """A hash of a block of this source's noise under a key that everyone knows.
 
-    The logarithm's last bit depends on NumPy's version and on the processor. A run that is resumed where this hash is
-    another one gets a new key: otherwise the same sum could be released twice, with noise that differs by rounding.
+    The last bits of logarithm and cosine depend on the versions of NumPy and torch, and on the processor. A run that is
+    resumed where this hash is another one gets a new key: otherwise the same sum could be released twice, with noise
+    that differs by rounding.
     """
     values = Randomness(bytes(KEY_BYTES), source).noise(0, 0, BLOCK)
     return hashlib.blake2b(values.data, digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
 """The lines of a ledger, and the account that they add up to.
 
 {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375],
- "rests_on": {"randomness": "philox", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
+ "rests_on": {"randomness": "chacha20", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
 {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], "file": <hash of its place on disk>, …}
 {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
 {"kind": "mask", "epoch": 0, "phase": 0, "from": 64, "places": <who is left out from there on>, …}

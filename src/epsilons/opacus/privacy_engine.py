@@ -39,7 +39,7 @@ class PrivacyEngine:
     """Makes a model, an optimizer and a data loader private, as Opacus' class of this name does.
 
     accountant   "prv" (the default; computed by our PLD) or "rdp"
-    secure_mode  True draws records and noise with a cipher; needs the extra `secure`
+    secure_mode  True makes each noise value half the sum of four, against attacks on its last bits
     most_epochs  make_private has no number of epochs: so many are certified, and no more can be trained
     checks       has no effect: there is one kind of check, and the loop sees none of its batches
 
@@ -206,7 +206,7 @@ class PrivacyEngine:
             run_dir=RunFolder(
                 request.run_dir, request.resume, metadata={"training": {"loss_reduction": request.loss_reduction}}
             ),
-            seed=Randomness("secure" if self.secure_mode else "philox", request.seed),
+            seed=Randomness("secure" if self.secure_mode else "chacha20", request.seed),
             # A draw is one batch, as in Opacus, unless the caller or BatchMemoryManager says otherwise.
             performance=request.performance
             or replace(performance, max_physical_batch=_largest(len(data), persons, rows)),

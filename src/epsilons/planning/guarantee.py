@@ -13,8 +13,9 @@ from ..core.mechanism import Unit
 from ..errors import printable
 
 RANDOMNESS = {
-    "philox": "Philox counters under a secret 256-bit key",
+    "chacha20": "the ChaCha20 cipher under a secret 256-bit key",
     "secure": "the ChaCha20 cipher under a secret 256-bit key",
+    "philox": "Philox counters under a secret 256-bit key",  # of earlier versions
     "seeded": "seeded: no guarantee towards anyone who knows the seed",
 }
 
@@ -22,7 +23,7 @@ RANDOMNESS = {
 EACH_ROW = "each row is one person"
 
 _NOISE = {
-    "philox": "a 64-bit floating-point one, not hardened against attacks on its last bits",
+    "chacha20": "a 64-bit floating-point one, not hardened against attacks on its last bits",
     "secure": "half the sum of four 64-bit floating-point ones, against attacks that invert one; nothing is proved "
     "about its last bits",
 }
@@ -101,7 +102,7 @@ _OTHER_ROWS: dict[Unit, str] = {
 class OfRun(NamedTuple):
     """What the guarantee of a run says beside that of its plan.
 
-    randomness  "philox", "secure" or "seeded"; None for a plan
+    randomness  "chacha20", "secure" or "seeded"; None for a plan
     features    what computed the inputs before training, and where its constants come from
     person      the column of the persons' ids, or EACH_ROW; None if it is not stated
     registry    id of the registry that the run is charged to; None if it is not named yet, or for other runs
@@ -151,7 +152,7 @@ def words(
         f"{inputs}{_persons(unit, person, is_run=randomness is not None)}"
         f"ε is an upper bound from {bound} for Poisson sampling and {length}, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
-        f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
+        f"{_NOISE.get(randomness or '', _NOISE['chacha20'])}.\n"
         f"Randomness: {source}.\n"
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
         "(plan.epsilon_spent(delta=…) shows it)."

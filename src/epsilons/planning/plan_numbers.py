@@ -397,7 +397,7 @@ class PlanNumbers:
     ) -> str:
         """The promise of a run of this plan.
 
-        randomness  "philox", "secure" or "seeded"
+        randomness  "chacha20", "secure" or "seeded"
         features    what computed the inputs before training, and where its constants come from
         person      the column of the persons' ids, or "each row is one person"; None if it is not stated
         registry    id of the registry that the run is charged to

@@ -336,11 +336,9 @@ def _check_signature(values: Mapping[str, Any], path: Path, signer: Path | None)
 
 
 def _cryptography() -> tuple[Any, Any]:
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
-        raise RegistryError('Signatures need the package cryptography: pip install "cryptography>=42".') from None
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
     return serialization, ed25519
 
 

@@ -165,7 +165,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.plan_ = run.plan
         self.n_iter_ = sum(run.charged)
         self.epsilon_spent_, self.delta_spent_ = self._spent(X, run.plan, budgets, given)
-        said = run.plan.guarantee_of_run("philox" if seed is None else "seeded")
+        said = run.plan.guarantee_of_run("chacha20" if seed is None else "seeded")
         self.guarantee_ = "\n".join([said, OF_ALL_FITS if isinstance(given, PlanFolder) else OF_ONE_FIT, *notes])
 
     def _spent(self, X: npt.NDArray[Any], made: Plan, budgets: Budgets, given: Plan | PlanFolder) -> FloatArray:

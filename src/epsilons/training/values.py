@@ -81,7 +81,7 @@ class RunFolder:
 class Randomness:
     """Where coins and noise come from, in place of a plain seed. By default the key is from the operating system.
 
-    source  "philox", or "secure" (a cipher; needs the extra `secure`)
+    source  "chacha20", or "secure" (against attacks on the last bits of a value; noise takes four times as long)
     seed    makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of the seed and
             of what is computed: plan, data, groups of the records, model and its initial values, optimizer and its
             settings, metadata["training"]
@@ -97,7 +97,7 @@ class Randomness:
     2
     """
 
-    source: str = "philox"
+    source: str = "chacha20"
     seed: int | None = None
     index: int = 0
     key: bytes | None = field(default=None, repr=False)
@@ -110,7 +110,7 @@ class Randomness:
 
     @classmethod
     def secure(cls) -> Randomness:
-        """By a cipher, under a key from the operating system."""
+        """Each value is half the sum of four, under a key from the operating system."""
         return cls("secure")
 
     @classmethod
