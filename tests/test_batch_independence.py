@@ -22,6 +22,7 @@ import epsilons
 import mixers
 from epsilons import Budgets, Performance, Private, Recipe
 from epsilons.errors import BatchDependenceError, ModelError
+from epsilons.independence.comparison import BUCKETS, sketch
 from functional import Model
 from mixers import RECORDS, WORDS, Case, Rows, cross_entropy, over_rows, pad, refusal
 from options import make_flat
@@ -239,6 +240,29 @@ def test_a_few_records_that_meet_through_values_python_reads_are_found():
         named = torch.zeros(40, 1)
         named[[one, other]] = 1.0
         refused("moved the", losses, (torch.cat([x, named], 1), y), steps=1, batch=40.0)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (3, 4_000), (1_000, 2 * BUCKETS + 77, 3)])
+def test_a_sketch_shows_differences_that_a_sum_would_not(sizes: tuple[int, ...]):
+    """The oracle is the whole difference. That of a model with one row of numbers is exact."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    total = sum(sizes)
+    flat = torch.randn(total, generator=torch.Generator().manual_seed(0))
+    few = [torch.zeros(total) for _ in range(3)]
+    few[0][[0, total - 1]] = torch.tensor([1.0, -1.0])
+    for change in few[1:]:
+        change[:: max(1, total // 7)] = torch.rand(len(change[:: max(1, total // 7)]))
+    if total > BUCKETS:
+        few += [torch.full((total,), 1e-3), torch.arange(total) % 2 - 0.5]
+        few.append(torch.cat([flat[:BUCKETS], -flat[:BUCKETS], torch.zeros(total - 2 * BUCKETS)]))  # rows that cancel
+    sketched = sketch([*torch.split(flat, sizes)], parameters)
+    for change in few:
+        other = sketch([*torch.split(flat + change, sizes)], parameters)
+        found, whole = float((sketched - other).norm()), float(change.double().norm())
+        assert found == pytest.approx(whole, rel=1e-6 if total <= BUCKETS else 0.01)
+    none = [None, *torch.split(flat, sizes)[1:]]
+    zero = [torch.zeros(sizes[0]), *torch.split(flat, sizes)[1:]]
+    assert torch.equal(sketch(none, parameters), sketch(zero, parameters))
 
 
 def test_a_decision_by_several_records_is_refused_though_it_was_always_the_same():

@@ -6,7 +6,9 @@ Statistical checks run under fixed keys, so they never flicker; each says how of
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
+import time
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
@@ -304,18 +306,34 @@ def test_noise_has_the_same_bits_for_any_number_of_threads(source):
 
 
 def test_threads_share_the_blocks_and_an_error_in_any_of_them_is_raised(monkeypatch):
-    """Each waits until another has begun: with one thread this would never end."""
-    begun, true = threading.Barrier(3, timeout=30), randomness_module.fill
+    """The last three wait until all have begun: with one thread this would never end."""
+    begun, true, calls = threading.Barrier(3, timeout=30), randomness_module.fill, itertools.count()
 
     def fill(words: np.ndarray, values: np.ndarray) -> None:
-        begun.wait()
+        if next(calls) >= 4:
+            begun.wait()
         true(words, values)
         if threading.current_thread() is not threading.main_thread():
             raise ArithmeticError("from a thread")
 
     monkeypatch.setattr(randomness_module, "fill", fill)
     with pytest.raises(ArithmeticError, match="from a thread"):
-        randomness().noise(0, 0, 3 * BLOCK, 3)
+        randomness().noise(0, 0, 7 * BLOCK, 3)
+
+
+def test_a_block_is_used_after_all_up_to_half_its_number():
+    """A rounded block of an update is written where the sums of those blocks were."""
+    ended: list[int] = []
+
+    def use(start: int, values: np.ndarray) -> None:
+        block = start // BLOCK
+        assert set(ended) >= set(range(block // 2 + 1)) - {block}
+        time.sleep(0.002 * (block % 3))
+        ended.append(block)
+
+    randomness().each_block(0, 0, 40 * BLOCK - 5, use, 4)
+    assert sorted(ended) == list(range(40))
+    assert ended != sorted(ended)
 
 
 @every_source
@@ -343,7 +361,7 @@ def test_no_pool_is_made_for_one_block(monkeypatch):
     monkeypatch.setattr("epsilons.core.threads.ThreadPoolExecutor", None)
     assert len(randomness().noise(0, 0, BLOCK, 8)) == BLOCK
     with pytest.raises(TypeError):
-        randomness().noise(0, 0, BLOCK + 1, 8)
+        randomness().noise(0, 0, 4 * BLOCK, 8)
 
 
 # -- the transform ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import epsilons
 from epsilons.clipping import Loop
 from epsilons.clipping.engine import add_each
+from epsilons.draws.randomness import BLOCK
 from epsilons.errors import ModelError
 from epsilons.training.noisy_update import CHECK_EVERY
 from shares import share
@@ -104,23 +105,6 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
     assert {0, 1, 2} <= set(numbers)
 
 
-def test_parameters_of_several_types_are_updated_as_each_alone():
-    """Their update has no memory of its own; the next sum is not made where it is."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())
-    forward = lambda x: model[1](model[0](x).double())  # noqa: E731
-    optimizer = Keeping(model.parameters(), lr=0.1)
-    x, y = torch.randn(30, 4), torch.randint(3, (30,))
-    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
-    with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
-        for bx, by in private.batches:
-            private.backward(F.cross_entropy(forward(bx), by, reduction="none"))
-            private.step()
-    assert [p.dtype for p in optimizer.kept[0]] == [p.dtype for p in model.parameters()]
-    check_kept(optimizer)
-
-
 class Keeping(torch.optim.SGD):
     """It keeps the gradients of every step, as they were and as it got them."""
 
@@ -136,6 +120,18 @@ class Keeping(torch.optim.SGD):
         return super().step(closure)
 
 
+class KeepingStorage(torch.optim.SGD):
+    """It keeps the memory of the first gradient alone, and what was in it."""
+
+    kept: Any = None
+
+    def step(self, closure: Any = None) -> Any:
+        first = self.param_groups[0]["params"][0].grad
+        if self.kept is None:
+            self.kept = first.untyped_storage(), bytes(first.untyped_storage())
+        return super().step(closure)
+
+
 def check_kept(optimizer: Keeping) -> None:
     assert len(optimizer.kept) == 6
     for own, copies in zip(optimizer.kept, optimizer.copies, strict=True):
@@ -143,20 +139,55 @@ def check_kept(optimizer: Keeping) -> None:
     assert not torch.equal(optimizer.copies[0][0], optimizer.copies[1][0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gradient_that_an_optimizer_keeps_stays_as_it_was(dtype):
-    """The memory of an update is used again only if nobody else has it."""
+def trained(optimizer_of: type, dtypes: tuple[torch.dtype, ...]) -> Any:
+    """The optimizer after 6 updates of a model with these types."""
     torch.manual_seed(0)
-    model = nn.Linear(4, 3).to(dtype)
-    optimizer = Keeping(model.parameters(), lr=0.1)
-    x, y = torch.randn(30, 4, dtype=dtype), torch.randint(3, (30,))
+    model = nn.ModuleList(nn.Linear(4, 4).to(dtype) for dtype in dtypes)
+    optimizer = optimizer_of(model.parameters(), lr=0.1)
+    x, y = torch.randn(30, 4), torch.randint(3, (30,))
     budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
     with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
         for bx, by in private.batches:
-            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
+            for layer, dtype in zip(model, dtypes, strict=True):
+                bx = layer(bx.to(dtype))
+            private.backward(F.cross_entropy(bx, by, reduction="none"))
             private.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32,), (torch.float64,), (torch.float32, torch.float64), (torch.bfloat16,)]
+)
+def test_a_gradient_that_an_optimizer_keeps_stays_as_it_was(dtypes):
+    """The memory of an update is used again only if nobody else has it."""
+    optimizer = trained(Keeping, dtypes)
     check_kept(optimizer)
+    assert [p.dtype for p in optimizer.kept[0]] == [dtype for dtype in dtypes for _ in range(2)]
+    storage, held = trained(KeepingStorage, dtypes).kept
+    assert bytes(storage) == held
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("numbers", [3, BLOCK, 5 * BLOCK + 7])
+def test_no_sum_without_noise_is_left_in_the_memory_of_an_update(numbers, dtype, monkeypatch):
+    """Whoever saves a gradient saves all of its memory."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(numbers, dtype=dtype))
+    with private_over(model, plan=everyone()) as private:
+        update = private._noisy_update
+        for threads in (1, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            update.begin_sum()
+            for part in update.sum:
+                part.fill_(1e6)
+            (gradient,) = update.noisy_average(private._draws.randomness)
+            phase = private.plan.phases[0]
+            noise = private._draws.randomness.noise(0, 0, numbers)
+            expected = torch.from_numpy((1e6 + phase.noise_std * noise) / phase.expected_batch)
+            assert torch.equal(gradient, expected.to(dtype))
+            rest = torch.tensor(gradient.untyped_storage(), dtype=torch.uint8)[numbers * dtype.itemsize :]
+            assert not rest.any()
 
 
 # -- frozen weights -------------------------------------------------------------------------------------------------
@@ -203,14 +234,15 @@ def test_a_write_to_frozen_weights_is_refused(write, most):
     budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(2 * CHECK_EVERY, 3.0, 1.0), "uniform", accountant="rdp")
     private = epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1)
-    after = 0
+    after, is_written = 0, False
     with pytest.raises(ModelError, match=r"table\.weight changed between two updates"), private:
         for bx, by in private.batches:
             private.backward(F.cross_entropy(model(bx), by, reduction="none"))
             if private.step():
-                after += private.updates > 12
-                if private.updates == 12:
+                after += is_written
+                if private.updates >= 12 and not is_written:  # a draw without records is no turn of the loop
                     write(model)
+                    is_written = True
     assert after < most
 
 

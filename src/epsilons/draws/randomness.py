@@ -235,15 +235,18 @@ class Randomness:
     def each_block(
         self, phase: int, step: int, count: int, use: Callable[[int, Values], None], threads: int = 1
     ) -> None:
-        """Call use(start, values) for the blocks of `noise`, in the threads that make them, in any order.
+        """Call use(start, values) for the blocks of `noise`, in the threads that make them: block k after block k // 2.
 
         values  (at most BLOCK,) which may be changed
         """
+        blocks, first = -(-count // BLOCK), 0
 
-        def make(start: int) -> None:
-            use(start, self._block(phase, step, start // BLOCK, count))
+        def make(block: int) -> None:
+            use(block * BLOCK, self._block(phase, step, block, count))
 
-        for_each(range(0, count, BLOCK), make, threads)
+        while first < blocks:
+            for_each(range(first, min(2 * first or 1, blocks)), make, threads)
+            first = 2 * first or 1
 
     def noise_at(
         self, phase: int, step: int, ranges: Sequence[tuple[int, int]], count: int, threads: int = 1

@@ -5,6 +5,7 @@ The sum without noise stays in here. The model is checked: only these updates ma
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -80,9 +81,8 @@ class NoisyUpdate:
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
         self._shards = ranks.shards
-        self._total: Tensor | None = None  # (P,) float64, the sum of the current draw; of shards, of their rows here
-        self._update: Tensor | None = None  # (P,) the last update
-        self._is_zero = False  # whether nothing was added to it
+        # (P,) float64, the sum of the current draw, then the update; of shards, of their rows here
+        self._total: Tensor | None = None
 
     @property
     def sum(self) -> list[Tensor]:
@@ -90,7 +90,6 @@ class NoisyUpdate:
         if self._total is None:
             numbers = sum(local(p).numel() for p in self._parameters)
             self._total = torch.zeros(numbers, dtype=torch.float64, device=self._parameters[0].device)
-        self._is_zero = False
         return self._by_parameter(self._total)
 
     def _by_parameter(self, flat: Tensor) -> list[Tensor]:
@@ -99,16 +98,17 @@ class NoisyUpdate:
         return [part.view(p.shape) for p, part in zip(held, parts, strict=True)]
 
     def begin_sum(self) -> None:
-        if self._total is not None and not self._is_zero:
+        if self._total is not None and is_shared(self._total):
+            self._total = None  # an optimizer keeps a part of the last update
+        elif self._total is not None:
             self._total.zero_()
-            self._is_zero = True
         if self._shards:
             self._shards.begin_sum()
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
         """Free the memory, too: a check needs it, and so does a checkpoint."""
-        self._total, self._update = None, None
+        self._total = None
 
     def add(self, clipped: Clipped) -> None:
         """Add the clipped gradients of one physical batch."""
@@ -135,27 +135,17 @@ class NoisyUpdate:
         if self._shards:
             for own, part in zip(self.sum, self._shards.whole_sum(), strict=True):
                 own.copy_(part)
-        update = self._new_update(total)
-        self._add_noise(total, update, randomness)
-        parts = zip(map(local, self._parameters), self._by_parameter(update), strict=True)
-        if update is total:  # the next sum is made there, and must not be seen
-            return [_like(p, part) for p, part in parts]
-        return [part if p.is_contiguous() else _like(p, part) for p, part in parts]
+        parts = zip(map(local, self._parameters), self._by_parameter(self._averaged(total, randomness)), strict=True)
+        return [part if p.is_contiguous() and part.dtype == p.dtype else _like(p, part) for p, part in parts]
 
-    def _new_update(self, total: Tensor) -> Tensor:
-        """(P,) memory for the update; that of the last one, if no optimizer kept a part of it."""
-        (dtype, *others) = {p.dtype for p in self._parameters}
-        if others or not total.numel():
-            return total
-        if self._update is None or is_shared(self._update):
-            self._update = torch.empty_like(total, dtype=dtype)
-        return self._update
+    def _averaged(self, total: Tensor, randomness: Randomness) -> Tensor:
+        """(P,) the sum plus noise, divided by the expected batch, in the parameters' type; no sum is left in `total`.
 
-    def _add_noise(self, total: Tensor, update: Tensor, randomness: Randomness) -> None:
-        """total (P,) += noise, divided by the expected batch; the same rounded into `update`.
-
-        On a CPU block by block, so that no memory holds all noise. `Randomness.noise` gives the same values at once.
+        On a CPU block by block, so that no memory holds all noise, and in the memory of the sum: a rounded block lies
+        where sums were that are read already. `Randomness.noise` gives the same values at once.
         """
+        (dtype, *others) = {p.dtype for p in self._parameters}
+        dtype = total.dtype if others else dtype
         at, phase = self._position, self._position.plan.phases[self._position.phase]
         # The divisor is public and fixed: the drawn number of records is itself private.
         std, divisor, threads = phase.noise_std, phase.expected_batch, torch.get_num_threads()
@@ -164,27 +154,19 @@ class NoisyUpdate:
                 noise = torch.from_numpy(self._shards.noise(randomness, at.phase, at.step))
             else:
                 noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads))
-            total.add_(noise.to(total.device).mul_(std)).div_(divisor)
-            update.copy_(total)
-            self._is_zero = False
-            return
-        sums = total.numpy()
-        is_apart = update is not total and update.dtype in (torch.float32, torch.float64)
-        rounded = update.numpy() if is_apart else None
+            return total.add_(noise.to(total.device).mul_(std)).div_(divisor).to(dtype)
+        sums, update = total.numpy(), total.view(dtype)[: len(total)]
 
-        def add(start: int, noise: npt.NDArray[np.float64]) -> None:
+        def average(start: int, noise: npt.NDArray[np.float64]) -> None:
             part = sums[start : start + len(noise)]
             noise *= std
-            part += noise
-            part /= divisor
-            if rounded is not None:
-                rounded[start : start + len(noise)] = part
-                part[:] = 0.0  # for the next draw, while it is in the cache
+            noise += part
+            noise /= divisor
+            part[:] = 0.0  # whoever saves a gradient saves all of this memory
+            update[start : start + len(noise)].copy_(torch.from_numpy(noise))
 
-        randomness.each_block(at.phase, at.step, len(total), add, threads)
-        self._is_zero = is_apart
-        if not is_apart:
-            update.copy_(total)
+        randomness.each_block(at.phase, at.step, len(total), average, threads)
+        return update
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
@@ -309,8 +291,14 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Whether a view of this tensor is still in use."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2  # this tensor, and the storage's name here
+    """Whether anything else has this tensor's memory: a view, an array, or its storage."""
+    return any(n > alone for n, alone in zip(_holders(tensor), _holders(torch.empty(1)), strict=True))
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """Of the memory in torch, and of the storage in Python."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
 def _call(hooks: Sequence[Hooks], optimizer: torch.optim.Optimizer) -> None:
