@@ -41,7 +41,7 @@ from .datasets import PhysicalBatch
 from .distributed import Ranks
 from .opening import Request
 
-#: Stands for a sharded tensor in a checkpoint.
+#: The key of the mark that a checkpoint has in the place of a sharded tensor.
 SHARD = "$shard"
 
 
@@ -176,7 +176,7 @@ class Shards:
         self.is_gathered = True
 
     def reshard(self) -> None:
-        """This rank holds its shards alone; every pass begins anew."""
+        """This rank holds its shards alone, until a pass gathers the others."""
         self._model.reset_iter_state()
         for group, kept in zip(self._groups, self._kept, strict=True):
             group.post_forward_mesh_info, group.reshard_after_backward = kept
