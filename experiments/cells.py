@@ -23,6 +23,7 @@ from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
 from .membership import membership
 from .pate.cells import pate, pate_sgd
+from .results import DRAWS_VERSION
 from .settings import Settings
 from .training import on_gpu, train
 from .visits import visits
@@ -42,6 +43,9 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "pate-sgd": pate_sgd,
     "visits": visits,
 }
+
+#: Libraries whose versions the numbers may depend on.
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn")
 
 #: Kinds that need the machine for themselves.
 TIMED = ("planning-time", "step-time")
@@ -68,6 +72,7 @@ def run(table: str, cell: str, settings: Settings, seed: int, device: str = "aut
     return {
         **line,
         "code": code,
+        "draws_version": DRAWS_VERSION,
         "machine": machine(device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": wall,
@@ -101,7 +106,8 @@ def machine(device: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        **{name: version(name) for name in LIBRARIES},
     }
 
 

@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from epsilons.draws import randomness
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 Line = Mapping[str, Any]
+
+#: Changes whenever coins or noise do: a run of another version has other digits. Runs of the first versions have none.
+DRAWS_VERSION: int = getattr(randomness, "DRAWS_VERSION", 1)
 
 
 def finished(folder: Path = RESULTS) -> dict[str, Line]:
@@ -28,6 +33,11 @@ def finished(folder: Path = RESULTS) -> dict[str, Line]:
 def is_complete(line: Line) -> bool:
     """False for a membership attack with fewer shadows than its settings ask for."""
     return bool(line.get("shadows", 0) >= line.get("settings", {}).get("shadows", 0))
+
+
+def is_current(line: Line) -> bool:
+    """Whether a run has the coins and noise of this version, so that it can be repeated to its digits."""
+    return bool(line.get("draws_version") == DRAWS_VERSION)
 
 
 def keep(line: Line, folder: Path = RESULTS) -> None:

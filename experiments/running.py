@@ -15,7 +15,7 @@ from joblib import Parallel, cpu_count, delayed, effective_n_jobs, parallel_conf
 from epsilons.errors import InputError
 
 from .cells import TIMED, run
-from .results import RESULTS, Line, finished, keep
+from .results import RESULTS, Line, finished, is_current, keep
 from .settings import Cell, MembershipSettings, Settings, Table
 from .training import forget
 
@@ -64,6 +64,7 @@ def run_tables(
     seeds: int | None = None,
     shadows: int | None = None,
     again: bool = False,
+    outdated: bool = False,
     jobs: int = 1,
     threads: int = 1,
     backend: str = "loky",
@@ -76,12 +77,14 @@ def run_tables(
     seeds   largest number per cell
     shadows largest number per cell of kind "membership"
     again   also repeat finished runs, and replace their results
+    outdated  also repeat finished runs whose coins and noise were those of another version
     jobs    runs at the same time; -1: as many as there are cores
     threads of each run, useful with fewer runs than cores; with another number an unfinished run may start again
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
     before = finished(folder)
-    todo = missing(wanted, only, seeds, {} if again else before, shadows)
+    fresh = {name: line for name, line in before.items() if not again and (is_current(line) or not outdated)}
+    todo = missing(wanted, only, seeds, fresh, shadows)
     if not todo:
         print("nothing is missing; --again repeats finished runs", file=sys.stderr)
         return []

@@ -27,11 +27,11 @@ TABLES = HERE / "tables"
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "digits": 1_437}
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Settings(_Frozen):
+class Settings(Frozen):
     """The settings of one run, without its seed.
 
     kind         one of cells.KINDS
@@ -46,6 +46,7 @@ class Settings(_Frozen):
                  epsilon of shares, which may be empty if each class is named. For kinds "train" and "features"
     evaluations  how many times the test data are scored; the last time is the end
     watch        how many times the training records are scored, by group (not private; for figures only)
+    validation   this part of the training records is left out and scored in place of the test data, which are not read
     groups       kind "planning-time": number of groups, of one size, epsilons evenly spread over [1, 3]
     """
 
@@ -69,6 +70,7 @@ class Settings(_Frozen):
     delta: float = 1e-5
     evaluations: int = 16
     watch: int = 4
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     groups: int | None = None
 
     @model_validator(mode="after")
@@ -207,7 +209,7 @@ OWN_SETTINGS: dict[str, type[Settings]] = {
 }
 
 
-class Cell(_Frozen):
+class Cell(Frozen):
     """One cell of a table: its name, its settings, and its seeds."""
 
     name: str
@@ -220,7 +222,7 @@ class Cell(_Frozen):
         return self.model_copy(update={"settings": self.settings.model_copy(update=settings)})
 
 
-class Table(_Frozen):
+class Table(Frozen):
     """One file of tables/."""
 
     name: str
