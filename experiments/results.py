@@ -17,7 +17,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Line = Mapping[str, Any]
 
 #: Changes whenever coins or noise do: a run of another version has other digits. Runs of the first versions have none.
-DRAWS_VERSION: int = getattr(randomness, "DRAWS_VERSION", 1)
+DRAWS_VERSION: int = randomness.DRAWS_VERSION
 
 
 def finished(folder: Path = RESULTS) -> dict[str, Line]:
