@@ -18,8 +18,9 @@ from epsilons.clipping import Loop
 from epsilons.clipping.engine import add_each
 from epsilons.errors import ModelError
 from epsilons.training.noisy_update import CHECK_EVERY
+from functional import Model
 from shares import share
-from small_runs import CLASSES, FEATURES, everyone, losses_of, parameters_of, private_over, same
+from small_runs import CLASSES, FEATURES, everyone, losses_of, parameters_of, private_over, same, some_plan, train
 
 
 class Reusing(Loop):
@@ -104,59 +105,38 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
     assert {0, 1, 2} <= set(numbers)
 
 
-def test_parameters_of_several_types_are_updated_as_each_alone():
-    """Their update has no memory of its own; the next sum is not made where it is."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())
-    forward = lambda x: model[1](model[0](x).double())  # noqa: E731
-    optimizer = Keeping(model.parameters(), lr=0.1)
-    x, y = torch.randn(30, 4), torch.randint(3, (30,))
-    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
-    with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
-        for bx, by in private.batches:
-            private.backward(F.cross_entropy(forward(bx), by, reduction="none"))
-            private.step()
-    assert [p.dtype for p in optimizer.kept[0]] == [p.dtype for p in model.parameters()]
-    check_kept(optimizer)
-
-
 class Keeping(torch.optim.SGD):
-    """It keeps the gradients of every step, as they were and as it got them."""
+    """It keeps the gradients of every step, as they were and as it got them: tensors, or their memory alone."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, keeps_storage: bool, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.kept: list[list[Tensor]] = []
-        self.copies: list[list[Tensor]] = []
+        self.keeps_storage = keeps_storage
+        self.kept: list[list[Any]] = []
+        self.copies: list[list[Any]] = []
 
     def step(self, closure: Any = None) -> Any:
-        own = [p.grad for group in self.param_groups for p in group["params"]]
+        own: list[Any] = [p.grad for group in self.param_groups for p in group["params"]]
+        own = [g.untyped_storage() for g in own] if self.keeps_storage else own
         self.kept.append(own)
         self.copies.append([g.clone() for g in own])
         return super().step(closure)
 
 
-def check_kept(optimizer: Keeping) -> None:
+@pytest.mark.parametrize("keeps_storage", [False, True])
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float64,) * 2, (torch.float32, torch.float64)])
+def test_a_gradient_that_an_optimizer_keeps_stays_as_it_was(dtypes, keeps_storage):
+    """The memory of an update is used again only if nobody else has it. Of several types, each has its own."""
+    torch.manual_seed(0)
+    first, second = (nn.Linear(4, 4, dtype=dtype) for dtype in dtypes)
+    model = Model(lambda m, x: m.second(m.first(x).to(dtypes[1])), first=first, second=second)
+    optimizer = Keeping(model.parameters(), lr=0.1, keeps_storage=keeps_storage)
+    data = torch.randn(60, 4, dtype=dtypes[0]), torch.randint(3, (60,))
+    with private_over(model, data, some_plan(steps=6), optimizer=optimizer) as private:
+        train(private, model)
     assert len(optimizer.kept) == 6
     for own, copies in zip(optimizer.kept, optimizer.copies, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(own, copies, strict=True))
-    assert not torch.equal(optimizer.copies[0][0], optimizer.copies[1][0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gradient_that_an_optimizer_keeps_stays_as_it_was(dtype):
-    """The memory of an update is used again only if nobody else has it."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3).to(dtype)
-    optimizer = Keeping(model.parameters(), lr=0.1)
-    x, y = torch.randn(30, 4, dtype=dtype), torch.randint(3, (30,))
-    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(6, 3.0, 1.0), "uniform", accountant="rdp")
-    with epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, seed=1) as private:
-        for bx, by in private.batches:
-            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
-            private.step()
-    check_kept(optimizer)
+        assert all(a.tolist() == b.tolist() for a, b in zip(own, copies, strict=True))
+    assert optimizer.copies[0][0].tolist() != optimizer.copies[1][0].tolist()
 
 
 # -- frozen weights -------------------------------------------------------------------------------------------------

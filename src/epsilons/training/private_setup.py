@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import clipping
 from ..budgets.budgets import Budgets
 from ..core.checksums import hash_of
-from ..core.modules import convolutions, is_divided, lay_out
+from ..core.modules import convolutions, is_divided, lay_out, lay_out_state
 from ..draws import fingerprints
 from ..draws import randomness as sources
 from ..draws.fingerprints import as_text
@@ -249,6 +249,7 @@ def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Priv
     changed = convolutions(request.model) if inputs.performance.channels_last else []
     lay_out(changed, torch.channels_last)
     relaid = changed if request.performance.channels_last == "auto" else []
+    lay_out_state(request.optimizer)
     private = Private(request, inputs, run, ranks, relaid)
     if run.is_resumed:
         private._resume(run.state)
