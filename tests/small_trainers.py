@@ -80,6 +80,13 @@ def bert(kind: str = "SequenceClassification", **options: Any) -> Any:
         return getattr(transformers, f"BertFor{kind}")(config)
 
 
+def gpt2(words: int = WORDS, layers: int = 1) -> Any:
+    """Without dropout."""
+    sizes = {"vocab_size": words, "n_embd": 32, "n_layer": layers, "n_head": 2, "n_positions": 64, "pad_token_id": 0}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout))
+
+
 def arguments(folder: Path, **options: Any) -> Any:
     given = {
         "per_device_train_batch_size": 8,

@@ -128,7 +128,15 @@ class _Broken(torch.autograd.Function):
 @pytest.mark.parametrize("which", ENGINES)
 def test_a_backward_pass_that_raises_is_named_in_the_librarys_error(which):
     case = Case(Model(lambda m, x: _Broken.apply(m.layer(x)), layer=nn.Linear(6, 3)), flat)
-    with pytest.raises(ModelError, match="ValueError: not written yet"):
+    with pytest.raises(ModelError, match=r"in backward \(.*test_bare_errors\.py:\d+\): ValueError: not written yet"):
+        _sums(case, attached(which, case))
+
+    def doubling(module: nn.Module, gradients: tuple[Tensor, ...], _: object) -> tuple[Tensor, ...]:
+        return (2 * gradients[0],)
+
+    case = Case(Model(lambda m, x: m.layer(x), layer=nn.Linear(6, 3)), flat)
+    case.model.layer.register_full_backward_hook(doubling)  # the layer's input is data, and has no gradient
+    with pytest.raises(ModelError, match=r"in doubling \(.*test_bare_errors\.py:\d+\): TypeError: .*'NoneType'"):
         _sums(case, attached(which, case))
 
 

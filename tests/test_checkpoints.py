@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from random import SystemRandom
@@ -34,7 +34,21 @@ from epsilons.training import checkpoints
 from functional import Model
 from options import fit_flat, make_flat
 from shares import share
-from small_runs import Training, blocks_of, dropping_model, epochs, lines, points, rows, sampled, three_levels
+from small_runs import (
+    Training,
+    blocks_of,
+    dropping_model,
+    epochs,
+    lines,
+    losses_of,
+    points,
+    private_over,
+    rows,
+    sampled,
+    some_plan,
+    three_levels,
+    train,
+)
 
 STEPS, BLOCK, EVERY = 40, 16, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 RESERVED = 2 * BLOCK  # steps that a run of 20 steps has reserved
@@ -267,12 +281,23 @@ def test_resume_begins_a_run_that_is_not_there_and_shows_one_that_is_finished(tm
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "a bit": flipped,
+    "missing": Path.unlink,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:100]),
+}
+
+
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
     Trained(tmp_path / "run").run(30)
     *_, last = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
-    content = bytearray(last.read_bytes())
-    content[-1] ^= 1
-    last.write_bytes(content)
+    flipped(last)
     assert Trained(tmp_path / "run", resume=True).run().bits() == uninterrupted()
 
 
@@ -283,36 +308,27 @@ def test_a_checkpoint_holds_no_pickle_and_few_are_kept(tmp_path):
     assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
 
 
-def partly_frozen(run_dir: Path, until: int | None = None, resume: bool = False, spoil: bool = False) -> bytes:
+def partly_frozen(run_dir: Path, until: int | None = None, spoil: bool = False, **options: Any) -> bytes:
     """A run with a frozen table, tied under two names, to this update; the bits of its weights."""
     torch.manual_seed(0)
     table = nn.Embedding(5_000, 16).requires_grad_(False)
-    model = nn.ModuleDict({"table": table, "again": table, "layer": nn.Linear(16, 3)})
-    optimizer = torch.optim.SGD(model["layer"].parameters(), lr=0.1, momentum=0.9)
-    data = torch.randint(5_000, (30, 4)), torch.randint(3, (30,))
-    budgets = epsilons.Budgets([5.0] * 30, delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(12, 3.0, 1.0), "uniform", accountant="rdp")
-    folder = epsilons.RunFolder(run_dir, resume=resume, checkpoint_every=4)
-    if resume:
-        with torch.no_grad():
-            table.weight.zero_()  # the checkpoint has the values
-    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, run_dir=folder, seed=1) as private:
-        for x, y in private.batches:
-            losses = F.cross_entropy(model["layer"](model["table"](x).mean(1)), y, reduction="none")
-            private.backward(losses)
-            private.step()
-            if private.updates == until:
-                if spoil:
-                    table.weight.data[7] += 1
-                break
+    forward = lambda model, x: model.layer(model.table(x).mean(1))  # noqa: E731
+    model = Model(forward, table=table, again=table, layer=nn.Linear(16, 3))
+    data = torch.randint(5_000, (60, 4)), torch.randint(3, (60,))
+    if not options.pop("is_given", True):
+        nn.init.zeros_(table.weight)
+    options |= {"optimizer": torch.optim.SGD(model.layer.parameters(), lr=0.1, momentum=0.9)}
+    with private_over(model, data, some_plan(steps=12), run_dir=run_dir, checkpoint_every=4, **options) as private:
+        train(private, model, until)
+        if spoil:
+            table.weight.data[7] += 1
     return b"".join(t.detach().numpy().tobytes() for t in model.state_dict().values())
 
 
 @pytest.mark.parametrize("spoil", [False, True])
 @pytest.mark.parametrize("until", [3, 4, 6])
-def test_frozen_weights_are_saved_once_and_go_on(until, spoil, tmp_path, monkeypatch):
+def test_frozen_weights_are_saved_once_and_go_on(until, spoil, tmp_path):
     """What is written to them after the last update is not resumed from."""
-    monkeypatch.setattr("epsilons.training.private_setup.hash_of", lambda tensors: "")  # other weights are given
     whole = partly_frozen(tmp_path / "whole")
     partly_frozen(tmp_path / "run", until, spoil=spoil)
     files = [*(tmp_path / "run" / "checkpoints").glob("*.safetensors")]
@@ -320,28 +336,115 @@ def test_frozen_weights_are_saved_once_and_go_on(until, spoil, tmp_path, monkeyp
     written, size = frozen.stat().st_mtime_ns, 5_000 * 16 * 4
     assert size <= frozen.stat().st_size <= size + 2_000
     assert all(file.stat().st_size < 20_000 for file in files if file != frozen)
-    assert partly_frozen(tmp_path / "run", resume=True) == whole
+    assert partly_frozen(tmp_path / "run", resume=True, is_given=False) == whole
     assert len({*(tmp_path / "run" / "checkpoints").glob("frozen*")} - {frozen}) == 0
     assert not frozen.exists() or frozen.stat().st_mtime_ns == written
 
 
-def test_damaged_frozen_weights_are_not_resumed_from(tmp_path):
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_frozen_weights_are_those_at_hand_or_named(damage, tmp_path):
+    whole = partly_frozen(tmp_path / "whole")
     partly_frozen(tmp_path / "run", 6)
     folder = tmp_path / "run" / "checkpoints"
-    assert checkpoints.latest(folder)["updates"] == 5
     (frozen,) = folder.glob("frozen*")
-    content = bytearray(frozen.read_bytes())
-    content[-1] ^= 1
-    frozen.write_bytes(content)
-    assert checkpoints.latest(folder) is None
-    frozen.unlink()
-    assert checkpoints.latest(folder) is None
-    (elsewhere := tmp_path / "frozen-other.safetensors").write_bytes(bytes(content))
+    genuine = frozen.read_bytes()
+    DAMAGE[damage](frozen)
+    with pytest.raises(RunError, match=rf"No checkpoint .*: {frozen.name}\. Restore"):
+        partly_frozen(tmp_path / "run", resume=True, is_given=False)
+    (tmp_path / "run" / "frozen-other.safetensors").write_bytes(genuine)
     for file in folder.glob("*.json"):
         facts = json.loads(file.read_text())
-        facts["frozen"] = [f"../../{elsewhere.name}", hashlib.sha256(bytes(content)).hexdigest()]
+        outside = [f"../{frozen.name}", hashlib.sha256(genuine).hexdigest()]
+        file.write_text(json.dumps(facts | {"frozen": outside}))
+        with pytest.raises(RunError, match="No checkpoint"):
+            checkpoints.latest(folder)
         file.write_text(json.dumps(facts))
-    assert checkpoints.latest(folder) is None
+    assert partly_frozen(tmp_path / "run", resume=True) == whole
+    assert epochs(tmp_path / "run") == [0]
+    assert frozen.read_bytes() == genuine
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_frozen_weights_that_were_damaged_during_a_run_are_written_again(damage, tmp_path):
+    table = torch.randn(5_000, 16)
+    checkpoints.save(tmp_path, {"table": table}, [table])
+    (frozen,) = tmp_path.glob("frozen*")
+    DAMAGE[damage](frozen)
+    checkpoints.save(tmp_path, {"table": table}, [table])
+    assert torch.equal(checkpoints.latest(tmp_path)["table"], table)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(tmp_path):
+    """Unless they are removed: then it begins again with the steps that are left, under another key."""
+    run_dir = tmp_path / "run"
+    Trained(run_dir).run(20)
+    charged = (run_dir / "ledger.jsonl").read_bytes()
+    for file in (run_dir / "checkpoints").glob("*.safetensors"):
+        flipped(file)
+    with pytest.raises(RunError, match=r"No checkpoint .*: 000004\.safetensors, 000003\.safetensors\. Restore"):
+        Trained(run_dir, resume=True)
+    assert (run_dir / "ledger.jsonl").read_bytes() == charged
+    shutil.rmtree(run_dir / "checkpoints")
+    assert Trained(run_dir, resume=True).run().private.updates == STEPS - RESERVED
+    check_account(run_dir, [0, 1])
+
+
+# -- optimizers that go through memory in order -----------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adam": partial(torch.optim.Adam, lr=0.01, eps=0.01, amsgrad=True),
+    "AdamW": partial(torch.optim.AdamW, lr=0.01, eps=0.01),
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.05, eps=0.01),
+}
+
+
+def a_net(layout: str) -> nn.Module:
+    """ "auto": its convolutions get channels_last when private training begins, and have it until it ends."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 5), nn.Linear(5, 3)
+    )
+    if layout == "channels last":
+        model.to(memory_format=torch.channels_last)
+    if layout == "transposed":
+        model[3].weight = nn.Parameter(model[3].weight.detach().T.contiguous().T)
+    return model
+
+
+def fused(kind: str, how: str, layout: str, run_dir: Path | None = None, until: int | None = None) -> Tensor:
+    """Weights after three public steps, private ones to this number or to the end, and three more public steps."""
+    model = a_net(layout)
+    optimizer = OPTIMIZERS[kind](model.parameters(), **({how: True} if how else {}))
+    data = torch.randn(60, 3, 4, 4), torch.randint(3, (60,))
+    options = {"optimizer": optimizer, "channels_last": "auto" if layout == "auto" else False}
+    options |= {"run_dir": run_dir, "resume": run_dir is not None}
+
+    def public() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses_of(model, data).mean().backward()
+            optimizer.step()
+
+    public()
+    with private_over(model, data, some_plan(steps=12), **options) as private:
+        train(private, model, until)
+    public()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+LAYOUTS = ["auto", "channels last", "transposed"]
+IN_ORDER = share(product(OPTIMIZERS, ["fused"], LAYOUTS), 4)
+
+
+@pytest.mark.parametrize(("kind", "how", "layout"), IN_ORDER + share(product(OPTIMIZERS, ["foreach", ""], LAYOUTS), 2))
+def test_state_follows_the_layout_of_weights_that_it_belongs_to(kind, how, layout, tmp_path):
+    """Fused optimizers pair state, gradient and weight by place in memory: in no layout are other numbers paired."""
+    whole = fused(kind, how, layout)
+    assert torch.allclose(whole, fused(kind, "", "usual"), rtol=0, atol=1e-4)
+    fused(kind, how, layout, tmp_path / "run", 5)
+    assert torch.equal(fused(kind, how, layout, tmp_path / "run"), whole)
+    assert epochs(tmp_path / "run") == [0]
 
 
 def test_what_cannot_be_kept_without_pickle_is_refused(tmp_path):

@@ -173,8 +173,12 @@ def test_a_run_without_its_last_checkpoints_puts_no_noise_on_two_sums(left, scal
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     if left == "an older one":
         shutil.copytree(tmp_path / "back-up", tmp_path / "run" / "checkpoints")
+    else:  # all ten steps are charged
+        with pytest.raises(RunError, match=r"holds no checkpoint.*no training is left"):
+            run(tmp_path / "run", resume=True, scale=scale)
+        return
     run(tmp_path / "run", resume=True, scale=scale)
-    assert epochs(tmp_path / "run") == ([0] if left == "an older one" and scale == 1 else [0, 1])
+    assert epochs(tmp_path / "run") == ([0] if scale == 1 else [0, 1])
     assert not sums.shared
 
 

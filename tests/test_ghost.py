@@ -12,6 +12,7 @@ from epsilons.clipping import NonFiniteGradientError
 from epsilons.clipping.engine import clip_factors
 from epsilons.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
+from epsilons.core import modules
 from functional import Model
 from sums import CLOSE, any_case, attached, away, common_mode, compared, length, share
 from zoo import MORE, ZOO, Case, Doubled, LastStep, Packed, build, clip_norms, flat, padded_tokens
@@ -86,9 +87,11 @@ def test_the_graph_of_a_usual_model_proves_itself(name):
 # -- norms --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("noise", [1.0, 1e-2, 1e-4, 0.0])
-def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise):
+def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise, as_on_gpu, monkeypatch):
     """The layer alone, where a contribution can be measured: the sum with every other factor at 0, in 64 bits."""
+    monkeypatch.setattr(modules, "AS_ON_GPU", as_on_gpu)
     records = 128
     features, gradients = common_mode(records, noise, 64, 512, 512)
     grad = OuterProductGrad(ProductSide(features), ProductSide(gradients))

@@ -36,6 +36,7 @@ from small_trainers import (
     Record,
     arguments,
     bert,
+    gpt2,
     interrupted_at,
     is_same,
     padded,
@@ -289,11 +290,6 @@ PROMPTS = {
     },
 }
 MODULES = {"CAUSAL_LM": "all-linear", "SEQ_2_SEQ_LM": "all-linear"}
-
-
-def gpt2():
-    config = transformers.GPT2Config(vocab_size=500, pad_token_id=0, n_embd=32, n_layer=1, n_head=2, n_positions=64)
-    return transformers.GPT2LMHeadModel(config)
 
 
 def prompted(name: str, task: str):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.huggingface import per_record_loss
-from small_trainers import Record, imdb, padded, trainer, transformers, weights
+from small_trainers import Record, gpt2, imdb, padded, trainer, transformers, weights
 from sums import OVERSTATED, attached, away, length
 from zoo import Case
 
@@ -27,12 +27,6 @@ WORDS, LENGTH = 32_000, 12
 #: 12 authors of 1 to 4 texts each, and their budgets.
 AUTHORS = np.repeat(np.arange(12), np.resize([1, 3, 2, 4], 12))
 EPSILONS = np.where(np.arange(12) % 2, 4.0, 8.0)
-
-
-def gpt2() -> Any:
-    sizes = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "pad_token_id": 0}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout))
 
 
 def llama() -> Any:
@@ -50,7 +44,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama": llama}
+MODELS: dict[str, Callable[[], Any]] = {"gpt2": lambda: gpt2(WORDS, 2), "llama": llama}
 
 
 def made(name: str) -> Any:

@@ -518,6 +518,7 @@ def test_close_leaves_model_and_optimizer_as_they_were(engine):
     private.close()
     assert all_hooks(model) == []
     assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_load_state_dict_post_hooks
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     losses_of(model["body"], some_data()).mean().backward()
     optimizer.step()

@@ -40,7 +40,7 @@ from epsilons.draws.randomness import Randomness, key_from_seed
 from epsilons.errors import InputError, RankError
 from epsilons.ledger.ledger import Ledger, read_account, read_charges
 from epsilons.registry import Registry
-from epsilons.training.distributed import Ranks
+from epsilons.training.distributed import SIZES, Ranks
 from options import fit_flat, make_flat
 from pages import ROOT, blocks, commands
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
@@ -645,6 +645,31 @@ def test_processes_of_torchrun_that_are_not_connected_are_refused(monkeypatch):
         Training()
     monkeypatch.setenv("WORLD_SIZE", "1")
     Training().private.close()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_processes_of_any_launcher_that_are_not_connected_are_refused_without_folders(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_NTASKS", "2")  # of a batch script, too, which is one process
+    monkeypatch.setenv(name, "1")
+    Training().private.close()
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(RankError, match=rf"{name}=2: .*run_dir.*remove {name}"):
+        Training()
+    Training(run_dir=tmp_path / "run").private.close()
+    (tmp_path / "people.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RankError, match=f"{name}=2: "):
+        CliRunner().invoke(app, ["train", "people.toml"], catch_exceptions=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def connected() -> None:
+    with mock.patch.dict(os.environ, dict.fromkeys(SIZES, "2")):
+        Training()
+
+
+def test_processes_of_any_launcher_that_are_connected_train_together(pair):
+    assert pair.together(connected) == [None, None]
 
 
 def test_a_check_sum_moves_with_every_bit_and_a_hash_with_every_order():

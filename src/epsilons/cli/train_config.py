@@ -30,7 +30,7 @@ from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
 from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
-from ..training.distributed import launched_processes, process_group
+from ..training.distributed import check_alone, launched_processes, process_group
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from .init import describe
@@ -110,6 +110,7 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     config = read_config(file, flags.changed)
     check_trusted([config.model.name, config.privacy.strategy], file.parent, flags.trust)
     with process_group(config.training.device) as ranks:
+        check_alone(flags.run_dir is not None or config.output.folder is not None or flags.resume)
         if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
         if ranks.is_distributed:

@@ -11,9 +11,11 @@ record may change the last bits of the gradients of others (docs/concepts.md).
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -95,9 +97,11 @@ def no_bare_errors() -> Iterator[None]:
     except Exception as error:
         if is_meant(error):
             raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]  # of a hook, or of a backward of the caller's
+        where = "" if "torch" in Path(frame.filename).parts else f" in {frame.name} ({frame.filename}:{frame.lineno})"
         raise ModelError(
-            f"The backward pass of the losses failed: {in_words(error)}. Pass losses that autograd can differentiate, "
-            "once, and do not call losses.backward() yourself."
+            f"The backward pass of the losses failed{where}: {in_words(error)}. Pass losses that autograd can "
+            "differentiate, once, and do not call losses.backward() yourself."
         ) from error
 
 

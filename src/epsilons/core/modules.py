@@ -201,6 +201,14 @@ def lay_out(modules: Sequence[nn.Module], form: torch.memory_format) -> None:
         module.to(memory_format=form)  # type: ignore[call-overload]  # missing in torch's stubs
 
 
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Store its state in the layout of the parameters: fused optimizers pair numbers by their places in memory."""
+    for p, state in optimizer.state.items():
+        for name, held in state.items() if isinstance(p, Tensor) and isinstance(state, dict) else ():
+            if isinstance(held, Tensor) and held.shape == p.shape and held.stride() != p.stride():
+                state[name] = torch.empty_like(p.detach(), dtype=held.dtype, device=held.device).copy_(held)
+
+
 def prefers_channels_last(model: nn.Module) -> bool:
     """True if all convolutions are 32-bit and on a CPU, where channels_last is faster or costs a few percent at most.
 

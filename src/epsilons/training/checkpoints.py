@@ -17,8 +17,8 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..core.checksums import tree_hash
+from ..core.checksums import is_small, storage_of, tree_hash
 from ..core.files import sync_folder, write_json
-from ..core.modules import local
+from ..core.modules import local, tensors_of
 from ..draws.batches import parts, rebuilt
 from ..errors import EpsilonsError, RunError, parsed_json
 
@@ -58,9 +58,8 @@ def save(folder: Path, state: Mapping[str, Any], frozen: Sequence[Tensor] = ()) 
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = {"schema": SCHEMA, "tensors": _write(file.with_suffix(".safetensors"), packing.tensors)}
         if packing.frozen:
-            name = f"frozen-{tree_hash(packing.frozen.values())}.safetensors"
-            before = _frozen_in(folder)
-            digest = before[1] if before and before[0] == name else _write(folder / name, packing.frozen)
+            name = _name_of(packing.frozen)
+            digest = _saved_before(folder, name) or _write(folder / name, packing.frozen)
             facts["frozen"] = [name, digest]
         sync_folder(folder)
         sync_folder(folder.parent)
@@ -90,44 +89,97 @@ def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
     return digest
 
 
-def _frozen_in(folder: Path) -> tuple[str, str] | None:
-    """(name, hash) of the frozen weights of the last checkpoint, if their file is there."""
-    for file in sorted(folder.glob("*.json"), reverse=True):
-        try:
-            name, digest = parsed_json(file.read_text(encoding="utf-8"))["frozen"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return (name, digest) if (folder / name).exists() else None
+def _saved_before(folder: Path, name: str) -> str | None:
+    """The hash of this file of frozen weights, if it is in the last checkpoint and undamaged."""
+    for file in sorted(folder.glob("*.json"))[-1:]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            last, digest = parsed_json(file.read_text(encoding="utf-8"))["frozen"]
+            if last == name and _hash_of(folder / name) == digest:
+                return str(digest)
     return None
 
 
-def latest(folder: Path) -> dict[str, Any] | None:
-    """The last undamaged state; None if there is none."""
+class _DamagedError(Exception):
+    """Of a file, with its name."""
+
+
+def latest(folder: Path, at_hand: Callable[[], dict[str, Tensor]] = dict) -> dict[str, Any] | None:
+    """The last undamaged state; None if there is no checkpoint. Raises RunError if all are damaged.
+
+    at_hand   `frozen_of` the model: if the file of frozen weights is damaged, and these have its hash, they are used
+    """
+    damaged: list[str] = []
     for file in sorted(folder.glob("*.json"), reverse=True):
-        data = file.with_suffix(".safetensors")
         try:
-            values = parsed_json(file.read_text(encoding="utf-8"))
-            if values["schema"] != SCHEMA or sync_and_hash(data) != values["tensors"]:
-                continue
-            state = _unpacked(values["state"], load_file(data) | _load_frozen(folder, values.get("frozen")))
-            shards = state.get("shards", {"files": {}})
-            if any(sync_and_hash(folder / shards["folder"] / name) != own for name, own in shards["files"].items()):
-                continue
+            return _read(file, at_hand)
+        except _DamagedError as error:
+            damaged.append(str(error))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
-            continue
-        if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
-            return state
+            damaged.append(file.name)
+    if damaged:
+        raise RunError(
+            f"No checkpoint in {folder} can be read. Damaged, missing, or of another version: "
+            f"{', '.join(dict.fromkeys(damaged))}. Restore these files from a backup, or begin a new run in another "
+            "folder; what was charged stays charged. Without any checkpoint, this run begins again from its first "
+            "weights, with the steps that are not charged."
+        )
     return None
 
 
-def _load_frozen(folder: Path, named: Any) -> dict[str, Tensor]:
-    """Raises ValueError if the file has another hash."""
+def _read(file: Path, at_hand: Callable[[], dict[str, Tensor]]) -> dict[str, Any]:
+    """A checkpoint's state. Raises _DamagedError, or one of the errors of readers."""
+    values = parsed_json(file.read_text(encoding="utf-8"))
+    data = file.with_suffix(".safetensors")
+    _check(data, values["tensors"])
+    state: dict[str, Any] = _unpacked(
+        values["state"], load_file(data) | _load_frozen(file.parent, values.get("frozen"), at_hand)
+    )
+    shards = state.get("shards", {"files": {}})
+    for name, digest in shards["files"].items():
+        _check(file.parent / shards["folder"] / name, digest)
+    if values["schema"] != SCHEMA or not isinstance(state.get("fingerprint", {}), dict):
+        raise ValueError(file.name)
+    return state
+
+
+def _check(file: Path, digest: str) -> None:
+    """Raise _DamagedError if a file is missing, or has another hash."""
+    if not file.is_file() or _hash_of(file) != digest:
+        raise _DamagedError(file.name)
+
+
+#: Hashes of files that this process has read, by what changes if they are written to.
+_HASHES: dict[tuple[int, ...], str] = {}
+
+
+def _hash_of(file: Path) -> str:
+    """A hash of its bytes, which are read once: frozen weights may be most of a model."""
+    at = file.stat()
+    mark = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+    if mark not in _HASHES:
+        _HASHES[mark] = sync_and_hash(file)
+    return _HASHES[mark]
+
+
+def _load_frozen(folder: Path, named: Any, at_hand: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     if named is None:
         return {}
     name, digest = named
-    if Path(name).name != name or sync_and_hash(folder / name) != digest:
+    if Path(name).name != name:
         raise ValueError(name)
+    try:
+        _check(folder / name, digest)
+    except _DamagedError:
+        own = at_hand()
+        if name != _name_of(own):
+            raise
+        return own
     return load_file(folder / name)
+
+
+def _name_of(frozen: Mapping[str, Tensor]) -> str:
+    """Of their file."""
+    return f"frozen-{tree_hash(frozen.values())}.safetensors"
 
 
 def remove(folder: Path) -> None:
@@ -144,6 +196,19 @@ def remove(folder: Path) -> None:
 def of_model(model: nn.Module) -> dict[str, Any]:
     """Parameters, buffers (those that are not persistent, too) and extra state."""
     return {"state": dict(model.state_dict()), "buffers": dict(model.named_buffers())}
+
+
+def unwritten(model: nn.Module, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What no update of these parameters writes to, but for small tensors: it is saved once, and not copied."""
+    trained = {storage_of(p) for p in parameters}
+    return [t for t in tensors_of(model) if storage_of(t) not in trained and not is_small(t)]
+
+
+def frozen_of(model: nn.Module, parameters: Iterable[Tensor]) -> dict[str, Tensor]:
+    """The same, as it is in the file of frozen weights."""
+    packing = _Packing({_address(tensor) for tensor in unwritten(model, parameters)})
+    packing.pack(of_model(model))
+    return packing.frozen
 
 
 def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -27,6 +27,9 @@ from ..errors import InputError, ModelError, RankError
 T = TypeVar("T")
 DIGEST_BYTES = 16
 _PLACE, _STOPPED, _VOTE = "where they are", "stopped", "vote"
+#: What launchers set to the number of processes: torch, srun, Open MPI, other MPIs. Slurm sets the second one for the
+#: tasks of srun, not for a batch script.
+SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 #: A rank that stops waits so long for others to learn it, where they may be in a call that the model makes.
 SECONDS_TO_ABORT = timedelta(seconds=10)
 
@@ -242,6 +245,24 @@ class Ranks:
         except BaseException:
             self.has_aborted = True  # interrupted: which call the other ranks wait in is unknown
             raise
+
+
+def check_alone(has_folder: bool) -> None:
+    """Raise RankError if this is one of several processes that are in no process group, and each would train alone.
+
+    has_folder: True for a run with a folder of its own: no two runs share one, so these are different runs.
+    """
+    if has_folder or (dist.is_available() and dist.is_initialized()):
+        return
+    for name in SIZES:
+        if (size := os.environ.get(name, "")).isdigit() and int(size) > 1:
+            raise RankError(
+                f"{name}={size}: this is one of several processes, and they are in no process group. Each would train "
+                "on all records and release a model, and no guarantee covers these models together. If they train one "
+                'model, call torch.distributed.init_process_group("gloo") (or "nccl" on GPUs) before make_private. If '
+                f"they are different runs, give each a folder of its own (run_dir, --run-dir), or remove {name} from "
+                "the environment."
+            )
 
 
 def launched_processes() -> int:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ..clipping.engine import Clipped
 from ..core.checksums import CheckSums, check_sum, tree_hash
-from ..core.modules import is_on_cpu, local, names_of, tensors_of, writes
+from ..core.modules import is_on_cpu, lay_out_state, local, names_of, tensors_of, writes
 from ..draws.randomness import Randomness
 from ..errors import ModelError
 from ..independence import messages
@@ -78,6 +78,7 @@ class NoisyUpdate:
         self._guard = optimizer.register_step_pre_hook(
             lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
+        self._relaying = optimizer.register_load_state_dict_post_hook(lay_out_state)
         self._was_scaling = vars(optimizer).get(SCALING) is True
         vars(optimizer)[SCALING] = model_checks.NoScaler()
         self._shards = ranks.shards
@@ -280,6 +281,7 @@ class NoisyUpdate:
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""
         self._guard.remove()
+        self._relaying.remove()
         vars(self._optimizer).pop(SCALING, None)
         if self._was_scaling:
             vars(self._optimizer)[SCALING] = True
@@ -291,12 +293,12 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Whether anything else has this tensor's memory: a view, an array, or its storage."""
-    return any(n > alone for n, alone in zip(_holders(tensor), _holders(torch.empty(1)), strict=True))
+    """Whether a view of this tensor, or its storage, is still in use."""
+    return _uses(tensor) != _uses(torch.empty(1))
 
 
-def _holders(tensor: Tensor) -> tuple[int, int]:
-    """Of the memory in torch, and of the storage in Python."""
+def _uses(tensor: Tensor) -> tuple[int, int]:
+    """Of its storage, by tensors and by names in Python."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 

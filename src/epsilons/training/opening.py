@@ -188,7 +188,10 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         ledger = run.ledger = Ledger.resume(plan, folder.ledger)
         _check_claim(request, ledger, folder)
         run.randomness = _of_slot(run.randomness, ledger.slot)
-        run.state = checkpoints.latest(folder.checkpoints)
+        run.state = checkpoints.latest(
+            folder.checkpoints, lambda: checkpoints.frozen_of(request.model, inputs.parameters)
+        )
+        _check_left(ledger, run.state, folder.checkpoints)
         _check_lines(ledger, run.state)
         _check_persons(run_dir, run.state, inputs)
         ledger.check(folder.read_settings(), folder.settings)
@@ -212,6 +215,17 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
 
 def _registry(request: Request) -> str | None:
     return None if request.folder.reservation is None else request.folder.reservation.registry.id
+
+
+def _check_left(ledger: Ledger, state: Mapping[str, Any] | None, checkpoints: Path) -> None:
+    """Raise RunError if no checkpoint is left, and no step either: the model would stay as it was given."""
+    steps = [phase.steps for phase in ledger.plan.phases]
+    if state is None and not ledger.is_closed and list(ledger.charged) == steps:
+        raise RunError(
+            f"{checkpoints} holds no checkpoint, and all steps of the plan are charged, so no training is left. "
+            "Restore the checkpoints from a backup, or begin a new run in another folder; what was charged stays "
+            "charged."
+        )
 
 
 def _check_lines(ledger: Ledger, state: Mapping[str, Any] | None) -> None:

@@ -449,6 +449,7 @@ class Private:
                 raise
         finally:
             self._clipper.detach()
+            modules.lay_out_state(self.optimizer)
             if self.ranks.shards:
                 self.ranks.shards.end()
             self.ranks.rewrap()

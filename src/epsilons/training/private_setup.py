@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import clipping
 from ..budgets.budgets import Budgets
 from ..core.checksums import hash_of
-from ..core.modules import convolutions, is_divided, lay_out
+from ..core.modules import convolutions, is_divided, lay_out, lay_out_state
 from ..draws import fingerprints
 from ..draws import randomness as sources
 from ..draws.fingerprints import as_text
@@ -27,7 +27,7 @@ from ..models import model_checks
 from ..planning import Plan
 from . import checkpoints, validation
 from .datasets import Source, data_source, first_record
-from .distributed import Ranks
+from .distributed import Ranks, check_alone
 from .opening import Inputs, OpenRun, Request, open_run
 from .performance import Decided, Performance, Trial
 from .private import Private
@@ -65,7 +65,7 @@ def make_private(
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a budget,
     UnsupportedLayerError for a model that mixes records, InputError for settings that are unknown or contradict each
     other, RunError if `run_dir` is not empty (with resume: holds another run), LedgerError if its ledger was altered,
-    RankError if processes that train together disagree.
+    RankError if processes that train together disagree, or are in no process group.
 
     >>> import torch, epsilons
     >>> budgets = epsilons.Budgets([1.0, 2.0] * 50, delta=1e-3)
@@ -88,6 +88,7 @@ def make_private(
 def set_up(request: Request) -> Private:
     """The run that was asked for. Raises what make_private raises."""
     ranks = Ranks()
+    check_alone(request.folder.path is not None)
     request = replace(request, model=ranks.unwrapped(request.model))
     run = None
     try:
@@ -248,6 +249,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
 def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     changed = convolutions(request.model) if inputs.performance.channels_last else []
     lay_out(changed, torch.channels_last)
+    lay_out_state(request.optimizer)
     relaid = changed if request.performance.channels_last == "auto" else []
     private = Private(request, inputs, run, ranks, relaid)
     if run.is_resumed:

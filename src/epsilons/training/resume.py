@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..clipping import Ghost
-from ..core.checksums import check_sum, is_small, storage_of
+from ..core.checksums import check_sum
 from ..core.modules import local, tensors_of, writes
 from ..draws.persons_rows import Draws
 from ..errors import RunError
@@ -131,7 +130,7 @@ class Checkpointer:
 
     def _save(self, state: dict[str, Any]) -> None:
         assert self._path is not None
-        frozen = [] if self._shards else self._frozen()
+        frozen = [] if self._shards else checkpoints.unwritten(self._model, self._parameters)
         if self._shards:
             state = self._shards.saved(state, self._path, checkpoints.next_number(self._path))
         if self._ranks.is_main:
@@ -154,7 +153,8 @@ class Checkpointer:
         state = self._at_start()
         if state is not None:  # nothing writes to the rest of it
             changing = {name: state[name] for name in CHANGING}
-            state |= self._copies.of(changing, {local(t).data_ptr() for t in self._frozen()})
+            frozen = checkpoints.unwritten(self._model, self._parameters)
+            state |= self._copies.of(changing, {local(t).data_ptr() for t in frozen})
         self._before = state
         self._start = None
 
@@ -184,11 +184,6 @@ class Checkpointer:
             return None
         state = self._state(self._start.generators, self._start.fell_back)
         return state if self._start.marks == self._marks(state["optimizer"], state["kept"]) else None
-
-    def _frozen(self) -> list[Tensor]:
-        """What no update writes to, but for small tensors: it is saved once, and not copied."""
-        trained = {storage_of(p) for p in self._parameters}
-        return [t for t in tensors_of(self._model) if storage_of(t) not in trained and not is_small(t)]
 
     def _kept(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.registered.items()} | self._unclaimed
