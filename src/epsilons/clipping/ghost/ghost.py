@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -222,12 +222,21 @@ class Ghost:
         persons: Persons | None,
         uncancelled: Mapping[int, Tensor],
     ) -> None:
-        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's."""
-        is_right = self._agrees(found, grads, factor, means, persons, uncancelled)
+        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's; ModelError in 16 bits."""
+
+        def agrees(places: Tensor) -> bool:
+            some = torch.zeros_like(factor).index_copy(0, places, factor[places])
+            return self._agrees(found, grads, some, means, persons, uncancelled)
+
+        every = torch.arange(len(factor), device=factor.device)
+        is_right, is_half = agrees(every), not HALF.isdisjoint(found.dtypes)
+        if is_half and not is_right and one_at_most(agrees, every):
+            self._due[found.pattern] = AUDIT_EVERY
+            return
         reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
-        self._note(found.pattern, reason)
-        if reason and not HALF.isdisjoint(found.dtypes):
+        if reason and is_half:
             raise ModelError(_NOT_PROVEN.format(reason))
+        self._note(found.pattern, reason)
         if reason:
             raise UnsupportedOp(reason)
 
@@ -246,7 +255,9 @@ class Ghost:
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = {k: float((by_row * s).nan_to_num().sum().sqrt()) for k, s in uncancelled.items()}
         with torch.no_grad():
-            sizes = {k: float((factor.square() * g.squared_norm()).sum().sqrt()) for k, g in grads.items()}
+            # Where the factor is 0, the squares may be infinite, and 0·inf is NaN.
+            squares = {k: torch.where(factor == 0, 0.0, factor.square() * g.squared_norm()) for k, g in grads.items()}
+            sizes = {k: float(square.sum().sqrt()) for k, square in squares.items()}
             rounding = rounding_of([*sizes.values(), *lengths.values()])
             for k, (p, autograd) in enumerate(zip(self._parameters, autograds, strict=True)):
                 size, number = sizes.get(k, 0.0), uses[id(p)]
@@ -302,6 +313,19 @@ class Ghost:
                 f"The engine ghost cannot clip this physical batch ({reason}), and its graph could not be used again. "
                 f'Train with performance=Performance(engine="vmap"), or with engine="loop". {error}'
             ) from error
+
+
+def one_at_most(agrees: Callable[[Tensor], bool], places: Tensor) -> bool:
+    """Whether all of these records are right, but for one. Two checks for each halving.
+
+    agrees: whether a check of the records at these places passes
+    """
+    while len(places) > 1:
+        wrong = [half for half in places.tensor_split(2) if not agrees(half)]
+        if len(wrong) != 1:
+            return not wrong
+        places = wrong[0]
+    return True
 
 
 def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
