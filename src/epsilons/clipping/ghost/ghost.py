@@ -7,8 +7,8 @@ uses of a parameter are added before its norm is computed. The walk is a proof f
 rules about operators, not on guesses from shapes, modules or names.
 
 The walk does not see hooks that change gradients. So the first physical batch of each pattern of operators, and every
-64th after it, passes the random check. A graph without proof, or a physical batch that failed the check, is left to
-`vmap`, which checks every physical batch.
+64th after it, passes the random check. A graph without proof, or in 32 bits a physical batch that failed the check, is
+left to `vmap`.
 
 Where gradients have 16 bits, the check is still one of rules, not of rounding. It begins with powers of two, and a
 product with a power of two is exact. So autograd's gradients of all activations are those that the rules were given,
@@ -16,8 +16,10 @@ times these powers, to the bit. What may differ is rounding at the parameters, a
 axis or padding changes more (docs/engine.md#proof-on-the-graph). The gradients that are clipped are computed in 32 bits
 or more from the 16-bit numbers, and norms are norms of these.
 
-One record can make the check fail: its gradient is only rounding. Then its own physical batch is left to `vmap`, and no
-later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row.
+One record can make the check fail: its gradient is only rounding. In 32 bits its own physical batch is then left to
+`vmap`, and no later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row. In
+16 bits another engine rounds every gradient by up to 0.5 %, so no other engine takes over. If one record alone fails,
+all are clipped as always; if more fail, the physical batch is refused.
 """
 
 from __future__ import annotations
@@ -62,8 +64,7 @@ MOST_NAMES = 4
 #: Numbers below 6e-5 have fewer bits there, so that not even doubling is exact.
 HALF_ENDS = ", or the smallest number of float16 (bfloat16 has smaller ones),"
 
-#: In 16 bits another engine rounds every gradient of a physical batch by up to 0.5 %. If one record decided on the
-#: engine, all others would move with it, by more than its clip norm.
+#: In 16 bits, where more than one record fails the check.
 _NOT_PROVEN = (
     "The gradients in 16 bits could not be proven ({}). No other engine may take over, because it rounds the gradients "
     'of all other records otherwise. Train in 32 bits, or with performance=Performance(engine="vmap") from the start.'
