@@ -7,8 +7,9 @@ import logging
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from epsilons.clipping import NonFiniteGradientError
+from epsilons.clipping import ENGINES, NonFiniteGradientError
 from epsilons.clipping.engine import clip_factors
 from epsilons.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.clipping.ghost.outer_products import OuterProductGrad, ProductSide
@@ -261,4 +262,30 @@ def test_a_record_that_is_not_finite_never_silently_removes_the_others(name, is_
         with pytest.raises(NonFiniteGradientError) as error:
             engine.clipped_sum(losses, ones, ones)
         assert error.value.records == chosen
+    assert engine.is_proven
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_record_that_cancels_beyond_32_bits_removes_no_other(which):
+    """Its two uses of the weight are huge and add up to 0: in autograd's sum all others are lost."""
+    torch.manual_seed(0)
+    weight, x, heads = nn.Parameter(torch.randn(3, 2, 3, 3)), torch.randn(12, 4, 6, 6), torch.randn(12, 3, 4, 4)
+    model = Model(lambda m, x: F.conv2d(x[:, :2], m.weight) - F.conv2d(x[:, 2:], m.weight), weight=weight)
+    bounds, ones, sums = torch.full((12,), 0.01), torch.ones(12), []
+    for size in (1.0, 1e17):
+        x[-1], heads[-1] = 1.0, size * heads[-1]
+        engine = attached(which, Case(model, lambda n: ()))
+        engine.begin(12)
+        sums.append(engine.clipped_sum((model(x) * heads).flatten(1).sum(1), bounds, ones))
+    assert away(*sums) <= 0.01
+    assert length(sums[0]) > 0.03
+
+
+def test_a_record_beyond_the_largest_norm_fails_no_check():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    engine, heads = attached("ghost", Case(model, lambda n: ())), torch.ones(5)
+    heads[0] = 1e20
+    engine.begin(5)
+    engine.clipped_sum(model(torch.randn(5, 6)).sum(1) * heads, torch.ones(5), torch.ones(5))
     assert engine.is_proven

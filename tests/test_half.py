@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -356,6 +357,119 @@ def test_without_one_record_a_sum_in_16_bits_moves_by_no_more_than_its_clip_norm
         except (NonFiniteGradientError, ModelError):
             continue
         assert away(whole, rest) <= float(bounds[3]) + 2.0**-40 * float(bounds.sum()), (layer, adversity, way)
+
+
+# -- one record that is unlike all others -------------------------------------------------------------------
+
+TIME = 8
+#: Uses of one weight that may cancel, a weight that is computed from parameters, and ordinary models.
+ATTACKED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)),
+        lambda n: torch.randn(n, 6),
+    ),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3)),
+        lambda n: torch.randn(n, 2, 7, 7),
+    ),
+    "block": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        lambda n: torch.randn(n, TIME, 8),
+    ),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 4)),
+        lambda n: torch.randint(11, (n, TIME)),
+    ),
+    "pairs": (
+        lambda: Model(lambda m, x: m.conv(x[:, :2]) - m.conv(x[:, 2:]), conv=nn.Conv2d(2, 3, 3, padding=1)),
+        lambda n: torch.randn(n, 4, 6, 6),
+    ),
+    "weight norm": (
+        lambda: Model(
+            lambda m, x: m.last(torch.tanh(m.first(x))),
+            first=nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+            last=nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
+        ),
+        lambda n: torch.randn(n, TIME, 6),
+    ),
+}  # fmt: skip
+OUTLIERS = ("large", "large input", "small", "cancelling steps", "nearly equal halves", "one value")
+
+
+def changed_last(kind: str, size: float, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+    """The same records, but for the last. heads: (records, …) by which the outputs are multiplied"""
+    x, heads = x.clone(), heads.clone()
+    if kind == "large":
+        heads[-1] *= size
+    elif kind == "large input" and x.is_floating_point():
+        x[-1] *= size
+    elif kind == "small":
+        heads[-1] /= size
+    elif kind == "cancelling steps" and heads.ndim > 2:  # all inputs are equal; left is what is lost in 32 bits
+        x[-1] = x[-1, :, :1, :1] if x.ndim == 4 else x[-1, :1]
+        steps = heads[-1] if heads.ndim == 3 else heads[-1].flatten(1).T  # a view
+        steps[2], steps[3:] = -size * steps[0], 0.0
+        steps[0] *= size
+    elif kind == "nearly equal halves" and x.ndim == 4:
+        x[-1, 2:] = x[-1, : len(x[-1]) - 2] * (1 + 1 / size)
+    elif kind == "one value":
+        x[-1] = x[-1].flatten()[0]
+        heads[-1] *= size
+    return x, heads
+
+
+@pytest.mark.parametrize(("way", "dtype"), [("autocast", BF16), ("parameters", BF16), ("parameters", FP16)], ids=str)
+@pytest.mark.parametrize("name", share([*ATTACKED][::-1], 3))
+def test_one_record_moves_no_other_whatever_the_check_says_of_it(name: str, way: str, dtype: torch.dtype):
+    """All others are clipped by `ghost`, with it and without it: alike to the bit, or all are refused.
+
+    The kernels of both forward passes have equally many rows, so each record's computed gradient is the same.
+    """
+    make, inputs = ATTACKED[name]
+    ran, refused, infinite = 0, 0, 0
+    for kind, size, others, are_equal in product(OUTLIERS, (1e2, 1e4, 1e15, 1e20), (3, 255), (True, False)):
+        torch.manual_seed(0)
+        module, x = make(), inputs(others + 1)
+        heads = torch.randn_like(module(x))
+        if are_equal:
+            x, heads = (t[:1].expand_as(t) for t in (x, heads))
+        model = Model(lambda m, x, heads: (m.part(x) * heads).flatten(1).float().sum(1), part=module)
+        half = Half.of(Case(model, lambda n: (), lambda outputs, _: outputs), way, dtype)
+        bounds, weight = (torch.full((others + 1,), v, dtype=torch.float64) for v in (0.01, 1.0))
+        sums = []
+        try:
+            for last, data in ((0.0, (x, heads)), (1.0, changed_last(kind, size, x, heads))):
+                weight[-1] = last
+                engine = attached("ghost", half.case)
+                engine.begin(others + 1)
+                cast = [t.to(dtype) if way == "parameters" and t.is_floating_point() else t for t in data]
+                sums.append(engine.clipped_sum(half.losses(cast, x), bounds, weight))
+        except NonFiniteGradientError:
+            infinite += 1  # the caller leaves it out
+            continue
+        except ModelError:
+            refused += 1
+            continue
+        assert away(*sums) <= 0.01, (kind, size, others, are_equal)
+        ran += 1
+    assert ran >= 40
+    assert refused == 0
+    assert dtype == FP16 or infinite <= 8
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer", "conv", "tied weights"])
+def test_in_16_bits_vmap_differentiates_the_graph_as_loop_does(name: str):
+    """By modules it would round otherwise; whether it is by modules depends on a check of all records."""
+    half = Half.of(any_case(name), "parameters", FP16 if name == "lstm" else BF16)
+    theirs, ours = (half.sum_of(attached(which, half.case), RECORDS, 0) for which in ("loop", "vmap"))
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_at_most_one_record_is_not_autograds(wrong: int):
+    for places in combinations(range(7), wrong):
+        found = ghost.one_at_most(lambda some, bad=places: not set(bad) & set(some.tolist()), torch.arange(7))
+        assert found == (wrong <= 1)
 
 
 # -- which records count ------------------------------------------------------------------------------------

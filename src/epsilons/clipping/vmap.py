@@ -9,12 +9,15 @@ Which axis holds the records is guessed from shapes, weights may be used outside
 more than the model. So every physical batch passes the random check. Parameters that fail it, or that belong to a unit
 torch.func cannot differentiate, are differentiated on the recorded graph, as `loop` does. Then the others are checked
 again: a wrong gradient that is huge makes its record's clip factor tiny, and hides what else is wrong with it.
+
+In 16 bits this would round the gradients of all records otherwise, because of one. So there all parameters are
+differentiated on the graph, always: `loop` does it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +29,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import engine
 from .ghost.graph import check_connected
-from .loop import added_in_32_bits, record_gradient
-from .summing import RandomCheck, agree, full_precision, rounding_in_16_bits, rounding_of
+from .loop import Loop, record_gradient
+from .summing import RandomCheck, agree, full_precision, rounding_of
 
 # -- Replaced: a module called with other tensors in the places of its parameters and buffers
 
@@ -83,6 +86,8 @@ class Vmap:
         self._names = [
             {name: place[id(p)] for name, p in unit.named_parameters() if id(p) in place} for unit in self._units
         ]
+        self._loop = Loop()  # for 16 bits
+        self._loop.attach(model, parameters)
         self._records = 0
         self._calls: list[ModuleCall] = []
         self._recording = False
@@ -110,21 +115,22 @@ class Vmap:
         calls, self._calls = self._calls, []
         if len(losses) == 0:
             return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        dtypes = check_connected(losses, self._parameters)
         with full_precision():
+            if not engine.HALF.isdisjoint(check_connected(losses, self._parameters)):
+                return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
             persons = engine.persons_in(losses, clip_norm, sizes)
             means = losses if persons is None else persons.means(losses)
             rows = self._by_module(calls, means)
             gradients = list(rows) if persons is None else [None if g is None else persons.summed(g) for g in rows]
-            numbers = self._check.numbers(means, dtypes)
+            numbers = self._check.numbers(means, ())
             by_graph: PerRecord = []  # of all parameters, once some were found wrong
             while True:
-                clip_factor = engine.clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight, dtypes)
+                clip_factor = engine.clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
                 size = _uncancelled(rows, persons, clip_factor)
-                wrong = self._disagreeing(gradients, losses, means, numbers, clip_factor, size, dtypes)
+                wrong = self._disagreeing(gradients, losses, means, numbers, clip_factor, size)
                 if not (wrong := [k for k in wrong if not by_graph or gradients[k] is not by_graph[k]]):
                     return _add_up(gradients, self._parameters, clip_factor)
-                by_graph = by_graph or self._by_graph(means, dtypes)
+                by_graph = by_graph or self._by_graph(means)
                 for k in wrong:
                     rows[k], gradients[k] = None, by_graph[k]
 
@@ -238,11 +244,10 @@ class Vmap:
             self._unsupported.add(call.unit)
             return {}
 
-    def _by_graph(self, losses: Tensor, dtypes: Collection[torch.dtype] = ()) -> PerRecord:
+    def _by_graph(self, losses: Tensor) -> PerRecord:
         """All gradients, record by record or person by person, as `loop` computes them."""
         # By all parameters: GroupNorm's backward pass needs that its input's gradient is asked (`ends_the_process`).
-        with added_in_32_bits(dtypes):
-            rows = [record_gradient(losses, i, self._parameters, keep_graph=True) for i in range(len(losses))]
+        rows = [record_gradient(losses, i, self._parameters, keep_graph=True) for i in range(len(losses))]
         return [
             torch.stack([torch.zeros_like(p) if g is None else g for g in column])
             for p, column in zip(self._parameters, zip(*rows, strict=True), strict=True)
@@ -256,27 +261,27 @@ class Vmap:
         numbers: Tensor,
         clip_factor: Tensor,
         uncancelled: float,
-        dtypes: Collection[torch.dtype],
     ) -> list[int]:
         """The parameters with gradients that fail the check.
 
         means        (records or persons,) what was differentiated
         numbers      (records or persons,) random
         uncancelled  the size of all rows, where the rows of one person were added
-        dtypes       of gradients in the graph
 
         Raises NonFiniteGradientError where nothing can be compared.
         """
-        factor, autograds = self._check.combination(means, clip_factor, dtypes, numbers)
+        factor, autograds = self._check.combination(means, clip_factor, (), numbers)
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in autograds):
             raise engine.NonFiniteGradientError(engine.non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in ours]
-        rounding, coarse = rounding_of([*sizes, uncancelled]), rounding_in_16_bits(dtypes)
+        rounding = rounding_of([*sizes, uncancelled])
         return [
             k
             for k, (g, autograd, size) in enumerate(zip(ours, autograds, sizes, strict=True))
-            if not agree(None if g is None else g.sum(0), autograd, size, rounding + coarse * size)
+            # Without ours there is no norm, so nothing scales autograd's: a huge record may hide all others.
+            if (g is None and autograd is not None)
+            or not agree(None if g is None else g.sum(0), autograd, size, rounding)
         ]
 
 

@@ -7,8 +7,8 @@ uses of a parameter are added before its norm is computed. The walk is a proof f
 rules about operators, not on guesses from shapes, modules or names.
 
 The walk does not see hooks that change gradients. So the first physical batch of each pattern of operators, and every
-64th after it, passes the random check. A graph without proof, or a physical batch that failed the check, is left to
-`vmap`, which checks every physical batch.
+64th after it, passes the random check. A graph without proof, or in 32 bits a physical batch that failed the check, is
+left to `vmap`.
 
 Where gradients have 16 bits, the check is still one of rules, not of rounding. It begins with powers of two, and a
 product with a power of two is exact. So autograd's gradients of all activations are those that the rules were given,
@@ -16,8 +16,10 @@ times these powers, to the bit. What may differ is rounding at the parameters, a
 axis or padding changes more (docs/engine.md#proof-on-the-graph). The gradients that are clipped are computed in 32 bits
 or more from the 16-bit numbers, and norms are norms of these.
 
-One record can make the check fail: its gradient is only rounding. Then its own physical batch is left to `vmap`, and no
-later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row.
+One record can make the check fail: its gradient is only rounding. In 32 bits its own physical batch is then left to
+`vmap`, and no later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row. In
+16 bits another engine rounds every gradient by up to 0.5 %, so no other engine takes over. If one record alone fails,
+all are clipped as always; if more fail, the physical batch is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -62,8 +64,7 @@ MOST_NAMES = 4
 #: Numbers below 6e-5 have fewer bits there, so that not even doubling is exact.
 HALF_ENDS = ", or the smallest number of float16 (bfloat16 has smaller ones),"
 
-#: In 16 bits another engine rounds every gradient of a physical batch by up to 0.5 %. If one record decided on the
-#: engine, all others would move with it, by more than its clip norm.
+#: In 16 bits, where more than one record fails the check.
 _NOT_PROVEN = (
     "The gradients in 16 bits could not be proven ({}). No other engine may take over, because it rounds the gradients "
     'of all other records otherwise. Train in 32 bits, or with performance=Performance(engine="vmap") from the start.'
@@ -222,12 +223,21 @@ class Ghost:
         persons: Persons | None,
         uncancelled: Mapping[int, Tensor],
     ) -> None:
-        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's."""
-        is_right = self._agrees(found, grads, factor, means, persons, uncancelled)
+        """Raise UnsupportedOp, with the likely reason, where gradients are not autograd's; ModelError in 16 bits."""
+
+        def agrees(places: Tensor) -> bool:
+            some = torch.zeros_like(factor).index_copy(0, places, factor[places])
+            return self._agrees(found, grads, some, means, persons, uncancelled)
+
+        every = torch.arange(len(factor), device=factor.device)
+        is_right, is_half = agrees(every), not HALF.isdisjoint(found.dtypes)
+        if is_half and not is_right and one_at_most(agrees, every):
+            self._due[found.pattern] = AUDIT_EVERY
+            return
         reason = "" if is_right else self._why_it_disagrees(found, grads, factor, means)
-        self._note(found.pattern, reason)
-        if reason and not HALF.isdisjoint(found.dtypes):
+        if reason and is_half:
             raise ModelError(_NOT_PROVEN.format(reason))
+        self._note(found.pattern, reason)
         if reason:
             raise UnsupportedOp(reason)
 
@@ -246,7 +256,9 @@ class Ghost:
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = {k: float((by_row * s).nan_to_num().sum().sqrt()) for k, s in uncancelled.items()}
         with torch.no_grad():
-            sizes = {k: float((factor.square() * g.squared_norm()).sum().sqrt()) for k, g in grads.items()}
+            # Where the factor is 0, the squares may be infinite, and 0·inf is NaN.
+            squares = {k: torch.where(factor == 0, 0.0, factor.square() * g.squared_norm()) for k, g in grads.items()}
+            sizes = {k: float(square.sum().sqrt()) for k, square in squares.items()}
             rounding = rounding_of([*sizes.values(), *lengths.values()])
             for k, (p, autograd) in enumerate(zip(self._parameters, autograds, strict=True)):
                 size, number = sizes.get(k, 0.0), uses[id(p)]
@@ -302,6 +314,19 @@ class Ghost:
                 f"The engine ghost cannot clip this physical batch ({reason}), and its graph could not be used again. "
                 f'Train with performance=Performance(engine="vmap"), or with engine="loop". {error}'
             ) from error
+
+
+def one_at_most(agrees: Callable[[Tensor], bool], places: Tensor) -> bool:
+    """Whether all of these records are right, but for one. Two checks for each halving.
+
+    agrees: whether a check of the records at these places passes
+    """
+    while len(places) > 1:
+        wrong = [half for half in places.tensor_split(2) if not agrees(half)]
+        if len(wrong) != 1:
+            return not wrong
+        places = wrong[0]
+    return True
 
 
 def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> Tensor:
