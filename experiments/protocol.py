@@ -23,7 +23,7 @@ from scipy import stats
 
 from .results import RESULTS, Line, finished, is_current
 from .running import run_tables
-from .settings import HERE, OWN_SETTINGS, Cell, Settings, Table, Frozen, tables
+from .settings import HERE, OWN_SETTINGS, Cell, Frozen, Settings, Table, tables
 
 PROTOCOL = HERE / "protocol.toml"
 #: Seeds of trials. Those of the chosen settings begin at 0.
