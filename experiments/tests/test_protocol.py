@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
 import epsilons
+from epsilons.cli import demo
 from experiments import protocol as stages
 from experiments import training
 from experiments.costs import hours_of, listed, speeds
 from experiments.protocol import Protocol, contrast, current, outcome, protocols, run_protocol
 from experiments.results import finished, keep
-from experiments.settings import Settings
+from experiments.settings import HERE, Settings
 from runs import run_cell
 
 SMALL = Protocol(
@@ -152,3 +155,22 @@ def test_the_list_counts_runs_by_state(done, tmp_path):
     rows = {row.table: row for row in listed(tmp_path)}
     assert {row.done for row in rows.values()} == {0}
     assert all(row.needed == protocols()[name].needed for name, row in rows.items() if name in protocols())
+
+
+def test_the_table_of_the_readme_is_what_the_command_above_it_prints(tmp_path: Path, monkeypatch, capsys):
+    """To 0.1 points, because another processor may round one of 360 digits to another class."""
+    readme = (
+        (HERE.parent / "README.md").read_text(encoding="utf-8").partition("$ make demo\n")[2].partition("\n\nA line")[0]
+    )
+    monkeypatch.setattr(demo, "membership_line", lambda *_: "")
+    monkeypatch.setenv("COLUMNS", "120")
+    demo.all_strategies(tmp_path, range(5))
+    shown = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    rows = [re.split(r" ?\| ?", line)[1:-1] for line in readme.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["trained", *demo.STRATEGIES.values()]
+    for row in rows:
+        (same,) = [line for line in shown if line[0] == row[0]]
+        numbers = [[float(n) for n in re.findall(r"[\d.]+", cell)] for cell in row[1:]]
+        assert [re.sub(r"[\d.]+", "", cell) for cell in same] == [re.sub(r"[\d.]+", "", cell) for cell in row]
+        for cell, found in zip(same[1:], numbers, strict=True):
+            assert [float(n) for n in re.findall(r"[\d.]+", cell)] == pytest.approx(found, abs=0.11)
