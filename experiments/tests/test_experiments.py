@@ -24,7 +24,7 @@ import epsilons
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
 from experiments import __main__ as commands
-from experiments import figures, idx, protocol, reporting, running, training, visits
+from experiments import figures, idx, reporting, running, training, visits
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.protocol import protocols
 from experiments.results import DRAWS_VERSION, finished, keep

@@ -75,7 +75,7 @@ def all_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) -> N
     records = len(digits.train[0])
     tiers = ", ".join(f"{share:.0%} of them ε = {level:g}" for level, share in SHARES.items())
     out.print(
-        f"{records:,} handwritten digits (8x8), logistic regression, {RECIPE.steps} steps of about {RECIPE.batch_size:g}.",
+        f"{records:,} digits (8x8), logistic regression, {RECIPE.steps} steps of about {RECIPE.batch_size:g} records.",
         style="bold",
     )
     out.print(f"The tiers are SIMULATED, assigned at random: {tiers}, δ = 1e-05.\n")
