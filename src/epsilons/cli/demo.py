@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ STRATEGIES = {
     "scale": "Scale: own clip norms",
     "sample": "Sample: own rates",
 }
-OPTIONS = {"exclude": {"threshold": 1.0}}
+OPTIONS: dict[str, Any] = {"exclude": {"threshold": 1.0}}
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,12 @@ def membership_line(digits: Digits, plan: Plan) -> str:
     """How well an attacker who sees only a model recognises the members of each tier, by shadow models."""
     from ..auditing import membership
 
-    records = len(digits.train[0])
     torch.manual_seed(0)
     result = membership.attack(
         nn.Linear(64, 10),
         digits.train,
         plan,
-        budgets=Budgets.from_shares(SHARES, records=records, seed=0),
+        budgets=Budgets.from_shares(SHARES, records=len(digits.train[0]), seed=0),
         population=digits.test,
         lr=LEARNING_RATE,
         shadows=SHADOWS,
