@@ -13,7 +13,7 @@ endif
 
 setup: $(READY)  ## .venv, and nothing else
 
-demo: $(READY)  ## train three ways on the embedded digits and compare
+demo: $(READY)  ## train four ways on the embedded digits and compare
 	$(BIN)/epsilons train
 
 # One process per core with one thread each: small tensors gain nothing from a second thread. Bytecode is kept, because

@@ -1,7 +1,8 @@
-"""The kind "individual-accounting": MNIST, 256 fixed features, softmax regression, with a filter or without one.
+"""The kind "individual-accounting": MNIST, with a filter or without one.
 
-Settings: `steps` of a run; `options` = {filter, a name in FILTERS; nominal, the number of full steps that a budget pays
-for, by default `steps`; refresh; runs, models trained one after another from the same budgets; floor, of "count"}.
+Without a model, softmax regression on 256 fixed features; with one, a network of models.MODELS on the images. Settings:
+`steps` of a run; `options` = {filter, a name in FILTERS; nominal, the number of full steps that a budget pays for, by
+default `steps`; refresh; runs, models trained one after another from the same budgets; floor, of "count"}.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from epsilons import Plan
 from epsilons.accounting import ACCOUNTANTS, Accountant
 from epsilons.core.mechanism import FloatArray
 from epsilons.errors import InputError, PlanError
+from epsilons.models import build
 from epsilons.training.features import scattering
 
 from ..settings import RECORDS, Settings
@@ -26,7 +28,8 @@ from ..training import budgets_of
 from . import gaussian
 from .filters import CERTIFIED_BY, FILTERS, Filter
 from .histories import MEASURES, parts_of
-from .loop import Recipe, Records, Step, accuracy, train
+from .loop import CLASSES, Model, Recipe, Records, Softmax, Step, train
+from .network import Network
 
 ACCOUNTANTS_HERE: dict[str, Accountant] = {"gdp": gaussian.epsilon, **ACCOUNTANTS}
 
@@ -40,17 +43,19 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 def individual_accounting(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
     """The accuracy of each run, the number of active records over the steps, and what records spent."""
-    train_data, test_data = features(settings.dataset)
+    train_data, test_data = images(settings.dataset) if settings.model else features(settings.dataset)
     plan, group = planned(settings, seed)
     meter = make_filter(settings, plan, group)
     recipe = Recipe(settings.steps or 0, settings.lr, settings.momentum, refresh_of(settings))
+    torch.manual_seed(seed)
+    model: Model = Network(build(settings.model, (1, 28, 28), CLASSES)) if settings.model else Softmax()
     scores, bounds = [], []
     for run in range(settings.options.get("runs", 1)):
         steps: list[Step] = []
-        for step in train(train_data, plan.phases[0], meter, recipe, seed=1_000 * run + seed):
+        for step in train(train_data, plan.phases[0], meter, recipe, 1_000 * run + seed, model):
             bounds.append(step.bounds)
             steps = [step]
-        scores.append(accuracy(test_data, steps[0].weights))
+        scores.append(model.accuracy(test_data, steps[0].weights))
     parts = parts_of(plan, group, bounds)
     return {
         "plan": plan.digest,
@@ -134,6 +139,16 @@ def features(name: str) -> tuple[Records, Records]:
         projection = torch.linalg.qr(torch.randn(wide, FEATURES, generator=coins.manual_seed(PROJECTION_SEED)))[0]
         unit = torch.cat([F.normalize(block @ projection) for block in blocks])
         made.append(Records.of(torch.cat([unit, torch.ones(len(unit), 1)], dim=1), targets))
+    return made[0], made[1]
+
+
+@cache
+def images(name: str) -> tuple[Records, Records]:
+    """Training and test records as normalised images."""
+    made = []
+    for split in ("train", "test"):
+        data = epsilons.data.load(name, split)
+        made.append(Records.of(torch.from_numpy(data.inputs), torch.from_numpy(data.targets).long()))
     return made[0], made[1]
 
 

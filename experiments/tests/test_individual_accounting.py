@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import epsilons
 from epsilons import Plan, SampledGaussian
 from epsilons.accounting import pld, rdp
 from epsilons.errors import PlanError
+from epsilons.models import build
 from experiments import cells
 from experiments.individual_accounting import cells as kind
 from experiments.individual_accounting import filters, gaussian, loop
 from experiments.individual_accounting.filters import CERTIFIED_BY
 from experiments.individual_accounting.histories import MEASURES, parts_of
 from experiments.individual_accounting.loop import Recipe, Records, Step
+from experiments.individual_accounting.network import Network
 from experiments.settings import Settings
 from runs import run_cell
 
@@ -300,6 +303,43 @@ def test_a_last_contribution_of_full_batches_is_cut_to_what_is_left():
     assert (spent(dataclasses.replace(run, steps=uncut)) > 1).any()
 
 
+def pictures(records: int, seed: int) -> Records:
+    coins = torch.Generator().manual_seed(seed)
+    scale = 10.0 ** torch.linspace(-2, 1, records)
+    images = scale[:, None, None, None] * torch.randn(records, 1, 28, 28, generator=coins)
+    return Records.of(images, torch.randint(0, 10, (records,), generator=coins))
+
+
+def test_a_network_s_sum_under_a_filter_is_that_of_gradients_within_the_charged_bounds():
+    """The oracle is one call of autograd per record, at the weights before the step."""
+    torch.manual_seed(0)
+    model, data, twin = (
+        Network(build("mnist-cnn", (1, 28, 28), 10)),
+        pictures(12, 0),
+        build("mnist-cnn", (1, 28, 28), 10),
+    )
+    plan, group = planned("gdp", {1.0: 0.5, 2.0: 0.5}, 12, nominal=2, batch=12.0, clip=0.5)
+    weights, noise = model.start(), torch.Generator().manual_seed(1)
+    recipe = Recipe(6, lr=0.5, momentum=0.0, refresh=1)
+    steps = list(loop.train(data, plan.phases[0], filters.GdpFilter(plan, group), recipe, 0, model))
+    for step in steps:
+        torch.nn.utils.vector_to_parameters(weights, twin.parameters())
+        total = plan.phases[0].noise_std * torch.randn(weights.shape, generator=noise)
+        for record, bound in enumerate(step.bounds):
+            loss = F.cross_entropy(twin(data.inputs[record : record + 1]), data.targets[record : record + 1])
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(twin.parameters()))])
+            total += gradient * min(1.0, float(bound / gradient.norm()))
+        assert torch.allclose(step.released, total, rtol=1e-4, atol=1e-5)
+        weights = step.weights
+    own = parts_of(plan, group, [step.bounds for step in steps])
+    used = MEASURES["gdp"](plan, group.numpy(), own) / plan.epsilons[group]
+    assert 0.99 < used.max() <= 1 + 1e-9
+    assert not steps[-1].bounds.all()
+    with torch.no_grad():
+        right = (twin(data.inputs).argmax(1) == data.targets).double().mean()  # twin has the weights before the last
+    assert model.accuracy(data, steps[-2].weights) == pytest.approx(float(right))
+
+
 # -- measures --------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +400,13 @@ def test_a_cell_holds_counts_and_quantiles_and_no_record(name):
     assert (np.diff(active, axis=0) <= 0).all()
     assert active[-1].sum() < 1437
     assert max(len(value) for value in line.values() if isinstance(value, list)) < 20
+
+
+def test_a_cell_with_a_network_trains_it_on_the_images(monkeypatch):
+    monkeypatch.setattr(kind, "images", lambda name: (pictures(1437, 0), pictures(50, 1)))
+    line = run_cell(Settings(**CELL | {"options": {"filter": "gdp", "nominal": 1}, "steps": 2, "model": "mnist-cnn"}))
+    assert 0.9 < line["largest_part"] <= 1
+    assert 50 * line["accuracy"] == pytest.approx(round(50 * line["accuracy"]))
 
 
 @pytest.mark.usefixtures("_tiny")
