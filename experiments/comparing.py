@@ -291,8 +291,10 @@ def _verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Map
             return Verdict(claim["say"], None, NOT_RUN)
         good = all(gain > 0 for gain in pairs.values())
         complete = len(pairs) == min(len(cell.seeds), len(table.by_name[claim["above"]].seeds))
-        gains = ", ".join(f"{gain:+.2f}" for _, gain in sorted(pairs.items()))
-        found = f"{sum(gain > 0 for gain in pairs.values())} of {len(pairs)} pairs ({gains})"
+        gains = sorted(pairs.values()) if len(pairs) > SEEDS else [pairs[seed] for seed in sorted(pairs)]
+        shown = (f"{gain:+.2f}" for gain in (gains if len(gains) <= SEEDS else (gains[0], gains[-1])))
+        listed = (", " if len(gains) <= SEEDS else " to ").join(shown)
+        found = f"{sum(gain > 0 for gain in gains)} of {len(gains)} pairs ({listed})"
         return Verdict(claim["say"], (None if good and not complete else good), found, good, len(pairs))
     else:
         worst = max(value(line, quantity) for line in runs.values())

@@ -59,9 +59,10 @@ def beside_the_paper(every: Mapping[str, Table], done: Mapping[str, Line]) -> st
 
 def _aucs(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     first, second = attacks_of(table.cells[0])[:2]
-    header = ["arm", "ε", "paper's AUC", first, second, "TPR at 1 %", "TPR at 0.1 %", "certified AUC", "share"]
+    header = ["arm", "ε", "paper's AUC", f"AUC, {first}", f"AUC, {second}", "certified", "share"]
     rows = [row for cell in table.cells for row in _auc_rows(cell, theirs, run_of(cell, done), first, second)]
-    return markdown([*header, "accuracy", "shadows"], rows)
+    header += ["TPR at 1 %", "certified", "TPR at 0.1 %", "certified", "accuracy", "shadows"]
+    return markdown(header, rows)
 
 
 def attacks_of(cell: Cell) -> list[str]:
@@ -80,7 +81,7 @@ def _auc_rows(cell: Cell, theirs: Expected, line: Line | None, first: str, secon
             if printed
             else theirs.not_printed.get(cell.name, "not in the paper")
         )
-        return [[cell.title, "", auc, "**not run**", *[""] * 6, f"0 of {wanted}"]]
+        return [[cell.title, "", auc, "**not run**", *[""] * 8, f"0 of {wanted}"]]
     accuracy = f"{line['accuracy']:.3f}" + (f" ({printed['accuracy']} %)" if "accuracy" in printed else "")
     return [
         [
@@ -88,9 +89,9 @@ def _auc_rows(cell: Cell, theirs: Expected, line: Line | None, first: str, secon
             label_of(cell, line, group),
             printed.get(f"auc[{group}]", ""),
             *(with_interval(Estimate(*line["auc"][attack][group][:3])) for attack in (first, second)),
-            *(_found(at) for at in line["found"][first][group]),
             f"{line['certified_auc'][group]:.3f}",
             "" if line["share"][first][group] is None else f"{line['share'][first][group]:.0%}",
+            *(part for at in line["found"][first][group] for part in _found(at)),
             accuracy,
             f"{line['shadows']} of {wanted}",
         ]
@@ -105,11 +106,11 @@ def label_of(cell: Cell, line: Line, group: int) -> str:
     return level if cell.settings.epsilon is None else f"{cell.settings.epsilon:g} (records of {level})"
 
 
-def _found(at: list[Any]) -> str:
+def _found(at: list[Any]) -> list[str]:
+    """The true-positive rate, and what the plan certifies."""
     _, value, low, high, certified = at
-    if value is None:
-        return "too few false alarms"
-    return f"{value:.2%} [{low:.2%}, {high:.2%}], certified {certified:.1%}"
+    found = "too few false alarms" if value is None else f"{value:.2%} [{low:.2%}, {high:.2%}]"
+    return [found, f"{certified:.1%}"]
 
 
 def _differences(table: Table, arms: Mapping[str, Line]) -> str:

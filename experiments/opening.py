@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from .balance import gap
 from .comparing import (
     FEW,
+    NETWORK,
     NOT_RUN,
     WORDS,
     Compared,
@@ -27,8 +28,9 @@ from .comparing import (
     value,
 )
 from .membership_claims import paired, run_of
+from .missing import hours, shown
 from .results import Line
-from .settings import Table
+from .settings import Cell, Table
 
 Tables = Mapping[str, Table]
 Done = Mapping[str, Line]
@@ -36,8 +38,9 @@ Verdicts = Mapping[str, Sequence[Verdict]]
 
 #: The rows of Table 2, in the paper's order, and its setups.
 DATA = {"mnist": "MNIST", "svhn": "SVHN", "cifar10": "CIFAR10"}
-SETUPS = {"a": "34-43-23 %", "b": "54-37-9 %"}
+SETUPS = ("a", "b")
 METHODS = ("sample", "scale")
+EVERY_MODEL = f"{NETWORK} and all other models"
 
 
 def table_2(every: Tables, theirs: Mapping[str, Expected], done: Done) -> str:
@@ -47,25 +50,26 @@ def table_2(every: Tables, theirs: Mapping[str, Expected], done: Done) -> str:
     cells, printed = every["table_2"].by_name, theirs["table_2"].cells
     rows = []
     for data, name in DATA.items():
-        for setup, shares in SETUPS.items():
-            plain, *methods = (cells[f"{data}-{method}"] for method in ("dpsgd", *(f"{m}-{setup}" for m in METHODS)))
-            paper = [printed[cell.name][0] for cell in (plain, *methods)]
+        for setup in SETUPS:
+            three = [cells[f"{data}-{method}"] for method in ("dpsgd", *(f"{m}-{setup}" for m in METHODS))]
+            paper = [printed[cell.name][0] for cell in three]
             texts = [f"{number.mean:.2f} ± {number.sd:.2f}" for number in paper]
-            paper_gains = [f"{number.mean - paper[0].mean:+.2f}" for number in paper[1:]]
-            counts = [len(runs_of(cell, done)) for cell in (plain, *methods)]
-            ours = [
-                spread(list(by_seed(cell, done).values())) if runs_of(cell, done) else NOT_RUN
-                for cell in (plain, *methods)
-            ]
-            found = [pairs(cell, plain, done) for cell in methods]
-            gains = [gained(differences) if differences else "" for differences in found]
-            seeds = str(counts[0]) if len(set(counts)) == 1 else " / ".join(map(str, counts))
-            label = f"{name}, {shares}"
-            rows.append([label, "paper", texts[0], texts[1], paper_gains[0], texts[2], paper_gains[1], "10"])
-            bold = [text and f"**{text}**" for text in (ours[0], ours[1], gains[0], ours[2], gains[1], seeds)]
-            rows.append([label, "**ours**", *bold])
-    header = ["data, shares of ε = 1, 2, 3", "", "DP-SGD, ε = 1", "Sample", "gain", "Scale", "gain", "seeds"]
-    return markdown(header, rows)
+            gains = [f"{number.mean - paper[0].mean:+.2f}" for number in paper[1:]]
+            label = f"{name}, {setup.upper()}"
+            rows.append([label, "paper", texts[0], texts[1], gains[0], texts[2], gains[1], "10"])
+            counts = [len(runs_of(cell, done)) for cell in three]
+            texts = [_ours(cell, every["table_2"], theirs["table_2"], done) for cell in three]
+            gains = [gained(found) if (found := pairs(cell, three[0], done)) else "" for cell in three[1:]]
+            seeds = " / ".join(map(str, dict.fromkeys(counts) if len(set(counts)) == 1 else counts))
+            row = [texts[0], texts[1], gains[0], texts[2], gains[1], seeds]
+            rows.append([label, "**ours**", *(text and f"**{text}**" for text in row)])
+    header = ["data, setup", "", "DP-SGD, ε = 1", "Sample", "gain", "Scale", "gain", "seeds"]
+    return markdown(header, [[text.replace(" ", "\u00a0") for text in row] for row in rows])
+
+
+def _ours(cell: Cell, table: Table, theirs: Expected, done: Done) -> str:
+    scores = list(by_seed(cell, done).values())
+    return spread(scores) if scores else f"not run: {shown(hours(cell, table, theirs, done))} h"
 
 
 # -- texts with numbers --------------------------------------------------------------------------------------------
@@ -129,11 +133,10 @@ class Filled:
         )
         return f"{one - two[0]:+.2f}" if two else f"{one:g}"
 
-    def number_share(self, cell: str) -> str:
-        """The part of the gap between everyone at ε = 1 and at ε = 3 that a cell of figure_advantage closes."""
-        plain = self._mean("figure_advantage", "mnist-dpsgd")
-        bound = self._mean("figure_advantage", "mnist-dpsgd-3")
-        return f"{100 * (self._mean('figure_advantage', cell) - plain) / (bound - plain):.0f} %"
+    def number_share(self, table: str, cell: str) -> str:
+        """The part of the gap between everyone at ε = 1 and at ε = 3 that a cell closes."""
+        plain, bound, own = (self._mean(table, name) for name in ("mnist-dpsgd", "mnist-dpsgd-3", cell))
+        return f"{100 * (own - plain) / (bound - plain):.0f} %"
 
     def number_gap(self, table: str, cell: str) -> str:
         """Points between the best and the worst class, by their means."""
@@ -169,7 +172,7 @@ class Filled:
         parts = [found for line in self.done.values() if (found := ledger(line)) is not None]
         if not parts:
             raise _Missing
-        return f"{min(low for _, low in parts):.2%} to {max(high for high, _ in parts):.2%}, {len(parts)} runs"
+        return f"{min(low for _, low in parts):.2%} to {max(high for high, _ in parts):.2%}"
 
     def number_seeds(self, table: str, *cells: str) -> str:
         """The seeds that were run of these cells; of attacks, the shadows."""
@@ -180,7 +183,7 @@ class Filled:
 
     def number_on(self, table: str, cell: str) -> str:
         """What a cell was measured on."""
-        return self.theirs[table].model(cell)
+        return re.sub(r"^(an?|the) ", "", self.theirs[table].model(cell))
 
     def number_verdict(self, table: str, pattern: str, *say: str) -> str:
         """What the runs say of the claims on these cells whose text has these words."""
@@ -213,28 +216,28 @@ def said(verdicts: Iterable[Verdict]) -> str:
 
 def claims(verdicts: Verdicts, done: Done) -> list[str]:
     """A section for each of WORDS, and one for claims that were not run."""
-    every = [found for each in verdicts.values() for found in each]
-    ledgers = [_ledgers(done)] if any(ledger(line) for line in done.values()) else []
+    every = [*(found for each in verdicts.values() for found in each), *_ledgers(done)]
     parts = []
     for word in (*WORDS.values(), NOT_RUN):
-        chosen = [_line(found) for found in every if found.word == word] + (
-            ledgers if word == WORDS[True, True] else []
-        )
-        parts.append(f"## {word[0].upper()}{word[1:]}\n\n" + ("\n".join(chosen) or "No claim."))
+        rows = [_row(found) for found in every if found.word == word]
+        parts.append(f"## {word[0].upper()}{word[1:]}\n\n{markdown(CLAIMS, rows) if rows else 'No claim.'}")
     return parts
 
 
-def _line(found: Verdict) -> str:
-    if found.found == NOT_RUN:
-        return f"* {found.say}"
-    few = f" **{FEW[found.seeds]}**" if found.seeds in FEW else ""
-    return f"* {found.say}: {found.found}.{few} Measured on {found.model}"
+CLAIMS = ("claim", "found", "measured on")
 
 
-def _ledgers(done: Done) -> str:
+def _row(found: Verdict) -> list[str]:
+    few = f" **{FEW[found.seeds]}**" if found.seeds in FEW and found.found != NOT_RUN else ""
+    return [found.say, f"{found.found}{few}", "" if found.found == NOT_RUN else found.model]
+
+
+def _ledgers(done: Done) -> list[Verdict]:
+    """The claim that budgets are used up and never exceeded, over all runs with a ledger."""
     spent = [parts for line in done.values() if (parts := ledger(line)) is not None]
+    if not spent:
+        return []
     most, least = max(high for high, _ in spent), min(low for _, low in spent)
-    return (
-        f"* Every group's ledger ends at or below its promise, and at 99 % or more of what its strategy targets: "
-        f"{least:.4%} to {most:.4%} over {len(spent)} runs"
-    )
+    say = "Every group's ledger ends at or below its promise, and at 99 % or more of what its strategy targets"
+    good = most <= 1 and least >= 0.99
+    return [Verdict(say, good, f"{least:.4%} to {most:.4%} over {len(spent)} runs", good, len(spent), EVERY_MODEL)]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-
-from epsilons.draws import randomness
 
 from . import alternatives, balance, errata, membership_report, opening, per_class, texts, visits_page
 from .comparing import (
@@ -36,21 +33,22 @@ from .figures import draw, pictures
 from .individual_accounting import page as individual_accounting
 from .membership_claims import is_membership
 from .membership_figures import draw_membership, membership_pictures
+from .missing import HEADER, not_run, provenance
 from .pate import page as pate
-from .results import Line, finished, is_complete
+from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
-#: The version of coins and noise of today; runs of another version repeat to the digit at their own commit only.
-DRAWS = getattr(randomness, "DRAWS_VERSION", 2)
 
-#: page -> its title, and its tables in the paper's order. A table that is on no page is on the last one.
-PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+#: page -> its title, and in the paper's order its tables, or functions of the finished runs that return Markdown.
+#: A table that is on no page is on the last one.
+PAGES: dict[str, tuple[str, tuple[str | Callable[[Mapping[str, Line]], str], ...]]] = {
     "results-utility": ("Accuracy", ("figure_advantage", "table_2", "modalities", "table_untuned")),
     "results-membership": (
         "Membership inference",
-        ("lira_cifar10_cnn", "lira_mnist_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
+        ("lira_cifar10_cnn", "lira_mnist_cnn", "lira_cifar10"),
     ),
+    "results-membership-linear": ("Membership inference on linear models", ("lira_mnist", "lira_digits")),
     "results-accounting": ("Individual accounting", ("individual_accounting",)),
     "results-parameters": ("Parameters and privacy spent", ("parameters", "consumption")),
     "results-groups": ("Many groups, mixing, convergence", ("groups_100", "mix", "convergence")),
@@ -62,6 +60,9 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("protocol", "momentum", "pld", "conventions", "features", "fashion_mnist", "visits"),
     ),
 }
+
+#: The column beside the page is left to wide tables.
+HIDE = "---\nhide: [toc]\n---"
 
 #: Tables that vary one setting of table_2, and the value of that setting in table_2.
 BESIDE: dict[str, dict[str, float | str]] = {
@@ -102,9 +103,9 @@ def write(docs: Path = DOCS) -> list[Path]:
 def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str]:
     """Name -> Markdown of each page."""
     words = _texts()
-    placed = {name: [every[table] for table in there if table in every] for name, (_, there) in PAGES.items()}
+    placed = {name: [part for part in there if callable(part) or part in every] for name, (_, there) in PAGES.items()}
     named = set(chain.from_iterable(there for _, there in PAGES.values()))
-    placed[list(PAGES)[-1]] += [table for name, table in every.items() if name not in named]
+    placed[list(PAGES)[-1]] += [name for name in every if name not in named]
     theirs = {name: expected(name) for name in every}
     verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
     fill = opening.Filled(every, theirs, verdicts, done)
@@ -114,22 +115,26 @@ def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str
         **{
             name: [
                 f"# {title}",
+                " · ".join(_link(every[part], theirs[part]) for part in placed[name] if not callable(part)),
                 words.get(name, ""),
                 membership_report.beside_the_paper(every, done) if name == "results-membership" else "",
-                *(_section(table, theirs[table.name], words, done) for table in placed[name]),
+                *(
+                    part(done) if callable(part) else _section(every[part], theirs[part], words, done)
+                    for part in placed[name]
+                ),
             ]
             for name, (title, _) in PAGES.items()
         },
         "results-claims": [words["results-claims"], *opening.claims(verdicts, done)],
         "results-paper": [
             words["results-paper"],
-            markdown(["table", *NOT_RUN_HEADER], missing),
+            markdown(["table", *HEADER], missing),
             fill(words["results-status"]),
         ],
         "results-reading": [fill(words["results-reading"]), words["rerun"]],
         "results-errata": [errata.page()],
     }
-    return {name: "\n\n".join(part for part in parts if part) + "\n" for name, parts in made.items()}
+    return {name: "\n\n".join(part for part in (HIDE, *parts) if part) + "\n" for name, parts in made.items()}
 
 
 def _texts() -> dict[str, str]:
@@ -143,16 +148,14 @@ def _texts() -> dict[str, str]:
 
 def _section(table: Table, theirs: Expected, words: Mapping[str, str], done: Mapping[str, Line]) -> str:
     """All of one table: heading, numbers, figures, what was not run, and where the runs come from."""
-    anchors = [item.lower().replace(" ", "-").replace(".", "-") for item in theirs.items] or [
-        table.name.replace("_", "-")
-    ]
-    models = ", or ".join(dict.fromkeys(theirs.model(cell.name) for cell in table.cells))
+    anchors = _anchors(table, theirs)
+    ran = dict.fromkeys(theirs.model(cell.name) for cell in table.cells if runs_of(cell, done))
     figures = [*pictures(table, done), *membership_pictures(table, done)]
     missing = not_run(table, theirs, done)
     parts = [
         "".join(f'<a id="{anchor}"></a>' for anchor in anchors[1:]),
         f"## {', '.join(theirs.items)}{': ' if theirs.items else ''}{table.title} {{#{anchors[0]}}}",
-        f"`{table.name}` · paper: {theirs.source} · ours measured on {models} · {theirs.unit}",
+        f"`{table.name}` · paper: {theirs.source} · ours: {'; '.join(ran) or 'not run'} · {theirs.unit}",
         table.note.strip(),
         words.get(table.name, ""),
         _body(table, theirs, done),
@@ -160,10 +163,19 @@ def _section(table: Table, theirs: Expected, words: Mapping[str, str], done: Map
         _beside(table, done),
         _best(table, done),
         MORE[table.name](table, done) if table.name in MORE else "",
-        "**Not run yet**\n\n" + markdown(list(NOT_RUN_HEADER), [row[1:] for row in missing]) if missing else "",
+        "**Not run yet**\n\n" + markdown(HEADER, [row[1:] for row in missing]) if missing else "",
         provenance(table, done),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _anchors(table: Table, theirs: Expected) -> list[str]:
+    """The anchors of a section: "table-3" for each of its items in the paper, or the name of the table."""
+    return [re.sub(r"[ .]", "-", item.lower()) for item in theirs.items] or [table.name.replace("_", "-")]
+
+
+def _link(table: Table, theirs: Expected) -> str:
+    return f"[{', '.join(theirs.items) or table.title}](#{_anchors(table, theirs)[0]})"
 
 
 def _body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
@@ -280,80 +292,9 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
         rows.append([cell.title, *cells])
     return titled(
         "Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy, at one "
-        "learning rate. The larger of two means is slightly optimistic, most if they are close, and on private data the "
-        "choice costs privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both "
+        "learning rate. The larger of two means is slightly optimistic, most if they are close, and on private data "
+        "the choice costs privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both "
         "momenta.",
         ["cell", "better at momentum", "there", "above DP-SGD at its best", "seeds"],
         rows,
-    )
-
-
-# -- what was not run, and where runs come from --------------------------------------------------------------------
-
-LIBRARIES = ("python", "torch", "numpy", "scipy", "scikit-learn")
-NOT_RUN_HEADER = ("cells", "runs missing", "hours of one core", "why", "command")
-
-
-def not_run(table: Table, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
-    """A row for each pattern of `costs` and for all other cells: table, cells, runs, hours, why, command.
-
-    A run costs what other seeds of its cell took; without them, what `costs` says; else the mean of the table.
-    """
-    patterns = [*theirs.costs, *(["*"] if "*" not in theirs.costs else [])]
-    rows = []
-    for pattern in patterns:
-        cost = theirs.costs.get(pattern, {})
-        cells = [c for c in table.cells if next(p for p in patterns if fnmatchcase(c.name, p)) == pattern]
-        missing, hours = {}, 0.0
-        for cell in cells:
-            runs = runs_of(cell, done)
-            if part := len(cell.seeds) - sum(map(_share, runs.values())):
-                missing[cell.title] = len(cell.seeds) - sum(map(is_complete, runs.values()))
-                hours += part * (_hours(runs.values()) or cost.get("hours") or _hours(_of(table, done)) or 0.0)
-        if missing:
-            only = f' --only "{pattern}"' if len(cells) < len(table.cells) else ""
-            options = f" {cost['options']}" if "options" in cost else ""
-            rows.append(
-                [
-                    f"`{table.name}`",
-                    "; ".join(missing),
-                    str(sum(missing.values())),
-                    f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}",
-                    cost.get("why", "time"),
-                    f"`python -m experiments run {table.name}{only}{options}`",
-                ]
-            )
-    return rows
-
-
-def _of(table: Table, done: Mapping[str, Line]) -> list[Line]:
-    return [line for cell in table.cells for line in runs_of(cell, done).values()]
-
-
-def _share(line: Line) -> float:
-    """How much of a run is done: less than 1 for an attack with fewer shadows than wanted."""
-    return 1.0 if is_complete(line) else line["shadows"] / line["settings"]["shadows"]
-
-
-def _hours(lines: Sequence[Line] | object) -> float:
-    """Mean hours of a whole run; 0 without any."""
-    took = [line.get("processor_seconds", line["wall_seconds"]) / _share(line) for line in lines]  # type: ignore[attr-defined]
-    return statistics.fmean(took) / 3600 if took else 0.0
-
-
-def provenance(table: Table, done: Mapping[str, Line]) -> str:
-    """Commits, version of the draws, hours and library versions of the finished runs of a table."""
-    lines = _of(table, done)
-    if not lines:
-        return ""
-    commits = dict.fromkeys(line.get("code", "unknown").partition("+")[2] or "unknown" for line in lines)
-    machines = [line.get("machine", {}) for line in lines]
-    versions = sorted({f"{name} {m[name]}" for m in machines for name in LIBRARIES if name in m})
-    draws = sorted({int(line.get("draws_version", 1)) for line in lines})
-    hours = sum(line.get("wall_seconds", 0.0) for line in lines) / 3600
-    repeats = "repeats to the digit" if draws == [DRAWS] else "repeats to the digit at its commit, not today"
-    return (
-        f"*{len(lines)} runs · {hours:.2f} hours · {'commit' if len(commits) == 1 else 'commits'} "
-        f"{', '.join(commits)} · draws {' and '.join(map(str, draws))} (today {DRAWS}): {repeats} · "
-        f"{', '.join(versions)}*"
     )
