@@ -59,7 +59,8 @@ def beside_the_paper(every: Mapping[str, Table], done: Mapping[str, Line]) -> st
 
 def _aucs(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     first, second = attacks_of(table.cells[0])[:2]
-    header = ["arm", "ε", "paper's AUC", f"AUC, {first}", f"AUC, {second}", "certified", "share"]
+    theirs_too = ["paper's AUC"] * bool(theirs.cells)
+    header = ["arm", "ε", *theirs_too, f"AUC, {first}", f"AUC, {second}", "certified", "share"]
     rows = [row for cell in table.cells for row in _auc_rows(cell, theirs, run_of(cell, done), first, second)]
     header += ["TPR at 1 %", "certified", "TPR at 0.1 %", "certified", "accuracy", "shadows"]
     return markdown(header, rows)
@@ -81,13 +82,13 @@ def _auc_rows(cell: Cell, theirs: Expected, line: Line | None, first: str, secon
             if printed
             else theirs.not_printed.get(cell.name, "not in the paper")
         )
-        return [[cell.title, "", auc, "**not run**", *[""] * 8, f"0 of {wanted}"]]
+        return [[cell.title, "", *[auc] * bool(theirs.cells), "**not run**", *[""] * 8, f"0 of {wanted}"]]
     accuracy = f"{line['accuracy']:.3f}" + (f" ({printed['accuracy']} %)" if "accuracy" in printed else "")
     return [
         [
             cell.title,
             label_of(cell, line, group),
-            printed.get(f"auc[{group}]", ""),
+            *[printed.get(f"auc[{group}]", "")] * bool(theirs.cells),
             *(with_interval(Estimate(*line["auc"][attack][group][:3])) for attack in (first, second)),
             f"{line['certified_auc'][group]:.3f}",
             "" if line["share"][first][group] is None else f"{line['share'][first][group]:.0%}",
