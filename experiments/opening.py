@@ -157,13 +157,13 @@ class Filled:
             raise _Missing
         return f"{paired(lines[0], lines[1], next(iter(lines[0]['auc'])), int(group)).value:+.3f}"
 
-    def number_parameters(self) -> str:
+    def number_parameters(self, table: str) -> str:
         """How many printed parameters come out."""
         rows = [
             Compared(printed, (value(line, printed.quantity),)).agrees
-            for cell in self.every["parameters"].cells
+            for cell in self.every[table].cells
             for line in runs_of(cell, self.done).values()
-            for printed in self.theirs["parameters"].cells[cell.name]
+            for printed in self.theirs[table].cells[cell.name]
         ]
         return f"{sum(rows)} of {len(rows)}"
 

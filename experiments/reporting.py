@@ -153,8 +153,8 @@ def _section(table: Table, theirs: Expected, words: Mapping[str, str], done: Map
     figures = [*pictures(table, done), *membership_pictures(table, done)]
     missing = not_run(table, theirs, done)
     parts = [
-        "".join(f'<a id="{anchor}"></a>' for anchor in anchors[1:]),
-        f"## {', '.join(theirs.items)}{': ' if theirs.items else ''}{table.title} {{#{anchors[0]}}}",
+        "".join(f'<a id="{anchor}"></a>' for anchor in anchors),
+        f"## {', '.join(theirs.items)}{': ' if theirs.items else ''}{table.title}",
         f"`{table.name}` · paper: {theirs.source} · ours: {'; '.join(ran) or 'not run'} · {theirs.unit}",
         table.note.strip(),
         words.get(table.name, ""),
