@@ -500,7 +500,7 @@ KINDS: dict[tuple[str, ...], Callable[..., Iterator[tuple[Row, Numbers]]]] = {
     ("the paper's claim",): scorecard,
 }
 #: Tables of words, of settings, or of costs; and the errata, which `python -m experiments.errata` computes.
-WORDS = ("cells", "table", "tables", "figures", "claims in the text", "claim", "where", "row")
+WORDS = ("cells", "in the paper", "tables", "figures", "claims in the text", "where", "row")
 
 
 def digits_of(text: str) -> list[tuple[float, float]]:

@@ -20,7 +20,7 @@ HEADER = ("cells", "runs missing", "hours of one core", "why", "command")
 
 
 def not_run(table: Table, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
-    """Rows of cells with the same reason: table, cells, runs, hours, why, command."""
+    """Rows of cells with the same reason, by HEADER."""
     every = [cell for cell in table.cells if left(cell, done)]
     groups: dict[str, list[Cell]] = {}
     for cell in every:
@@ -33,7 +33,6 @@ def not_run(table: Table, theirs: Expected, done: Mapping[str, Line]) -> list[li
             options = f" {cost['options']}" if "options" in cost else ""
             rows.append(
                 [
-                    f"`{table.name}`",
                     "; ".join(cell.title for cell in cells),
                     str(sum(left(cell, done) for cell in cells)),
                     shown(sum(hours(cell, table, theirs, done) for cell in cells)),

@@ -214,22 +214,25 @@ def said(verdicts: Iterable[Verdict]) -> str:
 # -- claims --------------------------------------------------------------------------------------------------------
 
 
-def claims(verdicts: Verdicts, done: Done) -> list[str]:
-    """A section for each of WORDS, and one for claims that were not run."""
-    every = [*(found for each in verdicts.values() for found in each), *_ledgers(done)]
+CLAIMS = ("in the paper", "claim", "found", "measured on")
+
+
+def claims(verdicts: Verdicts, links: Mapping[str, str], done: Done) -> list[str]:
+    """A section for each of WORDS, and one for claims that were not run; `links`: table -> where it is."""
+    every = [(links[name], found) for name, each in verdicts.items() for found in each]
+    every += [("[Figure 4](results-parameters.md#figure-4)", found) for found in _ledgers(done)]
     parts = []
     for word in (*WORDS.values(), NOT_RUN):
-        rows = [_row(found) for found in every if found.word == word]
+        rows = [_row(link, found) for link, found in every if found.word == word]
         parts.append(f"## {word[0].upper()}{word[1:]}\n\n{markdown(CLAIMS, rows) if rows else 'No claim.'}")
     return parts
 
 
-CLAIMS = ("claim", "found", "measured on")
-
-
-def _row(found: Verdict) -> list[str]:
-    few = f" **{FEW[found.seeds]}**" if found.seeds in FEW and found.found != NOT_RUN else ""
-    return [found.say, f"{found.found}{few}", "" if found.found == NOT_RUN else found.model]
+def _row(link: str, found: Verdict) -> list[str]:
+    if found.found == NOT_RUN:
+        return [link, found.say, "", ""]
+    few = f" **{FEW[found.seeds]}**" if found.seeds in FEW else ""
+    return [link, found.say, f"{found.found}{few}", found.model]
 
 
 def _ledgers(done: Done) -> list[Verdict]:

@@ -103,13 +103,15 @@ def write(docs: Path = DOCS) -> list[Path]:
 def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str]:
     """Name -> Markdown of each page."""
     words = _texts()
-    placed = {name: [part for part in there if callable(part) or part in every] for name, (_, there) in PAGES.items()}
+    placed = {page: [part for part in there if callable(part) or part in every] for page, (_, there) in PAGES.items()}
     named = set(chain.from_iterable(there for _, there in PAGES.values()))
     placed[list(PAGES)[-1]] += [name for name in every if name not in named]
-    theirs = {name: expected(name) for name in every}
-    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
+    pages_of = {part: page for page, there in placed.items() for part in there if isinstance(part, str)}
+    theirs = {name: expected(name) for name in pages_of}
+    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in pages_of}
     fill = opening.Filled(every, theirs, verdicts, done)
-    missing = [row for table in every.values() for row in not_run(table, theirs[table.name], done)]
+    links = {name: _link(every[name], theirs[name], f"{page}.md") for name, page in pages_of.items()}
+    missing = [[links[name], *row] for name in pages_of for row in not_run(every[name], theirs[name], done)]
     made = {
         "results": ["# The paper's numbers, and ours", opening.table_2(every, theirs, done), fill(words["results"])],
         **{
@@ -125,10 +127,10 @@ def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str
             ]
             for name, (title, _) in PAGES.items()
         },
-        "results-claims": [words["results-claims"], *opening.claims(verdicts, done)],
+        "results-claims": [words["results-claims"], *opening.claims(verdicts, links, done)],
         "results-paper": [
             words["results-paper"],
-            markdown(["table", *HEADER], missing),
+            markdown(["in the paper", *HEADER], missing),
             fill(words["results-status"]),
         ],
         "results-reading": [fill(words["results-reading"]), words["rerun"]],
@@ -163,7 +165,7 @@ def _section(table: Table, theirs: Expected, words: Mapping[str, str], done: Map
         _beside(table, done),
         _best(table, done),
         MORE[table.name](table, done) if table.name in MORE else "",
-        "**Not run yet**\n\n" + markdown(HEADER, [row[1:] for row in missing]) if missing else "",
+        "**Not run yet**\n\n" + markdown(HEADER, missing) if missing else "",
         provenance(table, done),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -174,8 +176,8 @@ def _anchors(table: Table, theirs: Expected) -> list[str]:
     return [re.sub(r"[ .]", "-", item.lower()) for item in theirs.items] or [table.name.replace("_", "-")]
 
 
-def _link(table: Table, theirs: Expected) -> str:
-    return f"[{', '.join(theirs.items) or table.title}](#{_anchors(table, theirs)[0]})"
+def _link(table: Table, theirs: Expected, page: str = "") -> str:
+    return f"[{', '.join(theirs.items) or table.title}]({page}#{_anchors(table, theirs)[0]})"
 
 
 def _body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:

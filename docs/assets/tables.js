@@ -1,5 +1,6 @@
-// A button under each table that copies it as CSV. Without a clipboard, the file is downloaded. Nothing is fetched.
-for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
+// On the pages of results, a button under each table copies it as CSV. Without a clipboard it is downloaded. Nothing is fetched.
+const tables = /\/results[^/]*$/.test(location.pathname) ? ".md-typeset table:not([class])" : "none";
+for (const table of document.querySelectorAll(tables)) {
   const button = document.createElement("button");
   button.className = "copy-csv";
   button.textContent = "Copy as CSV";
