@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .balance import histories
-from .comparing import SEEDS, Compared, by_seed, expected, runs_of
+from .comparing import SEEDS, expected, runs_of
 from .individual_accounting.page import active_records
 from .per_class import heat_maps
 from .results import Line
@@ -51,30 +51,6 @@ def draw(all_tables: Mapping[str, Table], done: Mapping[str, Line], folder: Path
 def _named(cell: Cell, runs: int) -> str:
     """The title of a cell, and how many of its seeds were run."""
     return f"{cell.title} ({runs} of {len(cell.seeds)} seeds)"
-
-
-def _rows(axes: Axes, names: list[str]) -> None:
-    """One labelled row per name, from the top."""
-    axes.set_yticks([-i for i in range(len(names))], names)
-    axes.set_ylim(0.6 - len(names), 0.6)
-
-
-def _differences(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
-    theirs = expected(table.name)
-    names: list[str] = []
-    axes.use_sticky_edges = False  # otherwise bars end at the frame
-    for cell in table.cells:
-        runs = runs_of(cell, done)
-        if cell.name not in theirs.cells or not runs:
-            continue
-        y = -len(names)
-        names.append(_named(cell, len(runs)))
-        compared = Compared(theirs.cells[cell.name][0], tuple(by_seed(cell, done).values()))
-        axes.barh(y, 2 * (compared.printed.sd or 0), left=-(compared.printed.sd or 0), color="0.85")
-        axes.errorbar(compared.difference, y, xerr=compared.half, fmt="o", color="C0", capsize=3)
-    axes.axvline(0, color="0.5", linewidth=0.8)
-    _rows(axes, names)
-    axes.set(xlabel="points above the paper's mean (grey: ± its sd; bars: 95 %)")
 
 
 def _advantage(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
@@ -133,25 +109,6 @@ def _spent(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
     axes.legend()
 
 
-def _momenta(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
-    """The accuracy of each method at both momenta: means over the seeds that both have."""
-    names: list[str] = []
-    for cell in table.cells:
-        half, none = by_seed(cell.but(momentum=0.5), done), by_seed(cell, done)
-        common = sorted(set(half) & set(none))
-        if not common:
-            continue
-        y = -len(names)
-        names.append(_named(cell, len(common)))
-        ends = [sum(scores[seed] for seed in common) / len(common) for scores in (half, none)]
-        axes.plot(ends, [y, y], color="0.7", zorder=1)
-        for end, colour, label in zip(ends, ("C1", "C0"), ("momentum 0.5", "momentum 0"), strict=True):
-            axes.plot(end, y, "o", color=colour, label=label if y == 0 else None)
-    _rows(axes, names)
-    axes.set(xlabel="test accuracy, %")
-    axes.legend()
-
-
 #: table -> its caption; without one, the title of the table.
 CAPTIONS = {
     "figure_advantage": "Figure 1: mean over seeds, with a band of one standard deviation",
@@ -164,13 +121,9 @@ CAPTIONS = {
 
 #: table -> the function that draws it.
 PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], None]] = {
-    "table_2": _differences,
-    "table_untuned": _differences,
     "figure_advantage": _advantage,
-    "momentum": _momenta,
     "consumption": _spent,
     "convergence": _losses,
-    "baselines": _differences,
     "individual_accounting": active_records,
     "per_class": heat_maps,
     "per_class_mnist": heat_maps,

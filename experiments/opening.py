@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 
+from . import errata
 from .balance import gap
 from .comparing import (
     FEW,
@@ -75,6 +77,9 @@ def _ours(cell: Cell, table: Table, theirs: Expected, done: Done) -> str:
 # -- texts with numbers --------------------------------------------------------------------------------------------
 
 
+_errata = cache(errata.numbers)
+
+
 class _Missing(Exception):
     """A number needs a run that is not there."""
 
@@ -94,7 +99,7 @@ class Filled:
     def __call__(self, text: str) -> str:
         def filled(match: re.Match[str]) -> str:
             what, *words = match[1].split()
-            if words and words[0] not in self.every and what != "count":
+            if words and words[0] not in self.every and what not in ("count", "errata"):
                 return NOT_RUN
             try:
                 return str(getattr(self, f"number_{what}")(*words))
@@ -166,6 +171,10 @@ class Filled:
             for printed in self.theirs[table].cells[cell.name]
         ]
         return f"{sum(rows)} of {len(rows)}"
+
+    def number_errata(self, name: str) -> str:
+        """A number that contradicts the paper."""
+        return _errata()[name]
 
     def number_spent(self) -> str:
         """The smallest part of its target that the ledger of a group ends at, and the largest of its promise."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
-from . import alternatives, balance, errata, membership_report, opening, per_class, texts, visits_page
+from . import alternatives, balance, membership_report, opening, per_class, texts, visits_page
 from .comparing import (
     NETWORK,
     PAPER_PRECISION,
@@ -134,7 +134,7 @@ def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str
             fill(words["results-status"]),
         ],
         "results-reading": [fill(words["results-reading"]), words["rerun"]],
-        "results-errata": [errata.page()],
+        "results-errata": [fill(words["results-errata"])],
     }
     return {name: "\n\n".join(part for part in (HIDE, *parts) if part) + "\n" for name, parts in made.items()}
 

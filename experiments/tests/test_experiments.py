@@ -566,7 +566,7 @@ def test_figures_are_drawn_from_runs(tmp_path):
     assert list((tmp_path / "none").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["table_2", "figure_advantage", "convergence"])
+@pytest.mark.parametrize("name", ["figure_advantage", "convergence"])
 def test_a_figure_has_the_cells_that_were_run_and_no_empty_row(name, tmp_path, monkeypatch):
     table = TABLES[name]
     scale = next(cell for cell in table.cells if "scale" in cell.name)
@@ -574,9 +574,7 @@ def test_a_figure_has_the_cells_that_were_run_and_no_empty_row(name, tmp_path, m
     drawn = []
     monkeypatch.setattr(figures.plt, "close", drawn.append)
     figures.draw({name: table}, {one: DONE[one]}, tmp_path)
-    axes = drawn[0].axes[0]
-    shown = axes.get_legend_handles_labels()[1] or [text.get_text() for text in axes.get_yticklabels()]
-    assert shown == [f"{scale.title} (1 of {len(scale.seeds)} seeds)"]
+    assert drawn[0].axes[0].get_legend_handles_labels()[1] == [f"{scale.title} (1 of {len(scale.seeds)} seeds)"]
 
 
 def test_the_advantage_has_a_band_over_seeds(tmp_path, monkeypatch):
