@@ -40,13 +40,15 @@ from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
 
-#: page -> its title, and in the paper's order its tables, or functions of the finished runs that return Markdown.
-#: A table that is on no page is on the last one.
-PAGES: dict[str, tuple[str, tuple[str | Callable[[Mapping[str, Line]], str], ...]]] = {
+#: Something of a page that is no table: (all tables, finished runs) -> Markdown.
+Part = Callable[[Mapping[str, Table], Mapping[str, Line]], str]
+
+#: page -> its title, and in the paper's order its tables and other parts. A table on no page is on the last one.
+PAGES: dict[str, tuple[str, tuple[str | Part, ...]]] = {
     "results-utility": ("Accuracy", ("figure_advantage", "table_2", "modalities", "table_untuned")),
     "results-membership": (
         "Membership inference",
-        ("lira_cifar10_cnn", "lira_mnist_cnn", "lira_cifar10"),
+        (membership_report.beside_the_paper, "lira_cifar10_cnn", "lira_mnist_cnn", "lira_cifar10"),
     ),
     "results-membership-linear": ("Membership inference on linear models", ("lira_mnist", "lira_digits")),
     "results-accounting": ("Individual accounting", ("individual_accounting",)),
@@ -119,9 +121,8 @@ def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str
                 f"# {title}",
                 " · ".join(_link(every[part], theirs[part]) for part in placed[name] if not callable(part)),
                 words.get(name, ""),
-                membership_report.beside_the_paper(every, done) if name == "results-membership" else "",
                 *(
-                    part(done) if callable(part) else _section(every[part], theirs[part], words, done)
+                    part(every, done) if callable(part) else _section(every[part], theirs[part], words, done)
                     for part in placed[name]
                 ),
             ]
