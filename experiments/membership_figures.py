@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from epsilons.auditing.membership.outcomes import RATES
 
 from .figures import STYLE
-from .membership_claims import is_membership, run_of
-from .membership_report import INDIVIDUAL, PLAIN, attacks_of, label_of
+from .membership_claims import PLAIN, is_membership, run_of
+from .membership_report import INDIVIDUAL, attacks_of, label_of
 from .results import Line
 from .settings import Table
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from epsilons.auditing.membership.outcomes import over_targets
 from epsilons.reporting.membership import Estimate
 
 from .comparing import NETWORK, Expected, expected, markdown, titled
-from .membership_claims import is_membership, paired, run_of, with_interval
+from .membership_claims import PLAIN, is_membership, minus_placebo, paired, run_of, with_interval
 from .results import Line
 from .settings import Cell, MembershipSettings, Table
 
-#: Arms that have a budget for every group, and by group the arm in which all records have that budget.
-INDIVIDUAL, PLAIN = ("sample", "scale"), ("dpsgd-10", "dpsgd-20")
+#: Arms that have a budget for every group.
+INDIVIDUAL = ("sample", "scale")
 
 #: Student's t and p of the paper's five targets (Table 12), Sample.
 PAPER_TEST = ((5.16, 2.49e-07), (2.41, 0.016), (1.84, 0.066), (4.03, 5.52e-05), (2.537, 0.011))
@@ -127,7 +124,7 @@ def _differences(table: Table, arms: Mapping[str, Line]) -> str:
                     cell.title + (" (placebo)" if name in PLAIN else ""),
                     attack,
                     with_interval(Estimate(*one["auc"])),
-                    minus_placebo(name, arms, attack),
+                    _minus_placebo(name, arms, attack),
                     f"[{low:.4f}, {high:.4f}]",
                     f"{one['ordered']:.0%}",
                     f"{one['p']:.2g}",
@@ -139,17 +136,10 @@ both placebos, target by target."""
     return titled(f"Differences between the groups\n\n{said}", header, rows)
 
 
-def minus_placebo(name: str, arms: Mapping[str, Line], attack: str) -> str:
-    """The difference between the groups minus that of the placebos with as many shadows; "" for a placebo."""
-    if name in PLAIN or attack not in arms[name]["target_auc"]:
-        return ""
-    effects = {
-        arm: np.subtract(*line["target_auc"][attack][::-1])
-        for arm, line in arms.items()
-        if line["shadows"] == arms[name]["shadows"] and attack in line["target_auc"]
-    }
-    placebos = [effects[plain] for plain in PLAIN if plain in effects]
-    return with_interval(over_targets(effects[name] - np.mean(placebos, axis=0))) if placebos else "no placebo"
+def _minus_placebo(name: str, arms: Mapping[str, Line], attack: str) -> str:
+    """The effect minus that of the placebos; "" for a placebo."""
+    found = None if name in PLAIN else minus_placebo(name, arms, attack)
+    return ("" if name in PLAIN else "no placebo") if found is None else with_interval(found)
 
 
 def _against_plain(table: Table, arms: Mapping[str, Line]) -> str:
@@ -177,7 +167,7 @@ def _attacks(table: Table, arms: Mapping[str, Line]) -> str:
             attack,
             *(with_interval(Estimate(*auc[:3])) for auc in line["auc"][attack]),
             with_interval(Estimate(*line["difference"][attack]["auc"])),
-            minus_placebo(name, arms, attack),
+            _minus_placebo(name, arms, attack),
         ]
         for attack in line["auc"]
     ]

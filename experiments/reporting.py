@@ -112,7 +112,10 @@ def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str
     theirs = {name: expected(name) for name in pages_of}
     verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in pages_of}
     fill = opening.Filled(every, theirs, verdicts, done)
-    links = {name: _link(every[name], theirs[name], f"{page}.md") for name, page in pages_of.items()}
+    links = {
+        name: f"[{(*theirs[name].items, f'`{name}`')[0]}]({page}.md#{_anchors(every[name], theirs[name])[0]})"
+        for name, page in pages_of.items()
+    }
     missing = [[links[name], *row] for name in pages_of for row in not_run(every[name], theirs[name], done)]
     made = {
         "results": ["# The paper's numbers, and ours", opening.table_2(every, theirs, done), fill(words["results"])],
@@ -177,8 +180,8 @@ def _anchors(table: Table, theirs: Expected) -> list[str]:
     return [re.sub(r"[ .]", "-", item.lower()) for item in theirs.items] or [table.name.replace("_", "-")]
 
 
-def _link(table: Table, theirs: Expected, page: str = "") -> str:
-    return f"[{', '.join(theirs.items) or table.title}]({page}#{_anchors(table, theirs)[0]})"
+def _link(table: Table, theirs: Expected) -> str:
+    return f"[{', '.join(theirs.items) or table.title}](#{_anchors(table, theirs)[0]})"
 
 
 def _body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:

@@ -16,9 +16,8 @@ from epsilons.auditing.membership.outcomes import over_targets
 from epsilons.data.images import CIFAR10
 from experiments import membership, reporting, running, training
 from experiments.comparing import Verdict, expected, verdict
-from experiments.membership_claims import paired, with_interval
+from experiments.membership_claims import measured, minus_placebo, paired, with_interval
 from experiments.membership_figures import draw_membership, membership_pictures
-from experiments.membership_report import minus_placebo
 from experiments.membership_values import TARGETS, paper_test
 from experiments.results import finished
 from experiments.settings import Cell, MembershipSettings, Table
@@ -233,12 +232,15 @@ def test_each_effect_is_also_shown_without_that_of_the_placebo():
     arms = {cell.name: DONE[cell.settings.named(0)] for cell in table.cells}
     effect = {name: np.subtract(*line["target_auc"]["lira-shrunk"][::-1]) for name, line in arms.items()}
     oracle = over_targets(effect["scale"] - (effect["dpsgd-10"] + effect["dpsgd-20"]) / 2)
-    assert minus_placebo("scale", arms, "lira-shrunk") == with_interval(oracle)
+    found = minus_placebo("scale", arms, "lira-shrunk")
+    assert found == oracle
+    assert f"| {with_interval(found)} |" in reporting.pages({"lira_digits": table}, DONE)["results-membership-linear"]
+    low = {"cell": "scale", "attack": "lira-shrunk", "quantity": "low"}
+    assert measured(low, table, DONE).found.value == oracle.low
     assert oracle.value == pytest.approx(arms["scale"]["difference"]["lira-shrunk"]["auc"][0] - 0.0038, abs=1e-4)
-    assert minus_placebo("dpsgd-10", arms, "lira-shrunk") == ""
     fewer = {**arms["dpsgd-20"], "shadows": 64}  # with other references, targets differ
     one = {"scale": arms["scale"], "dpsgd-20": fewer}
-    assert minus_placebo("scale", one, "lira-shrunk") == "no placebo"
+    assert minus_placebo("scale", one, "lira-shrunk") is None
 
 
 def test_figures_of_an_attack_are_drawn_and_name_the_arms_that_were_not_run(tmp_path):
