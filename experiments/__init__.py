@@ -2,7 +2,7 @@
 
     python -m experiments list                      # the tables, and how many of their runs are finished
     python -m experiments run table_2 momentum      # the missing runs; after an interruption, call it again
-    python -m experiments report                    # docs/results.md and docs/results-figures.md
+    python -m experiments report                    # docs/results*.md
 
 tables/*.toml     one file per table or figure: [defaults], and one [[run]] per cell
 expected/*.json   the paper's numbers for those cells, with their spread, and claims

@@ -96,7 +96,7 @@ def run(
 
 @app.command()
 def report() -> None:
-    """Render docs/results.md and docs/results-figures.md from the finished runs."""
+    """Render the pages docs/results*.md from the finished runs."""
     from .reporting import write
 
     for path in write():

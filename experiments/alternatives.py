@@ -20,7 +20,7 @@ from epsilons import Budgets, SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, noise_for, pld, rate_for
 from epsilons.core.mechanism import FloatArray
 
-from .comparing import runs_of
+from .comparing import runs_of, titled
 from .results import Line
 from .settings import RECORDS, Settings, Table
 from .training import budgets_of, plan_of
@@ -138,12 +138,9 @@ def page(table: Table, done: Mapping[str, Line]) -> str:
         ("one copy, n times the weight", "by_weight"),
     ]
     by_data = {line["settings"]["dataset"]: line for cell in table.cells for line in runs_of(cell, done).values()}
-    lines = [
-        f"| {data} | {name} | " + " | ".join(f"{line[key][str(n)]:.3f}" for n in COPIES) + " |"
+    found = [
+        [data, name, *(f"{line[key][str(n)]:.3f}" for n in COPIES)]
         for data, line in by_data.items()
         for name, key in rows
     ]
-    if not lines:
-        return ""
-    head = "| data | ε of n copies | " + " | ".join(f"n = {n}" for n in COPIES) + " |"
-    return "### Copies of a record\n\n" + "\n".join([head, "|---" * (len(COPIES) + 2) + "|", *lines])
+    return titled("Copies of a record", ["data", "ε of n copies", *(f"n = {n}" for n in COPIES)], found)

@@ -12,13 +12,12 @@ from matplotlib.lines import Line2D
 from epsilons.core.mechanism import FloatArray
 
 from .classes import CLASSES, accuracies
-from .comparing import Expected, runs_of
-from .membership_report import markdown
+from .comparing import Expected, markdown, runs_of
 from .results import Line
 from .settings import Cell, Table
 
 
-def section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+def body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """By budgets, the paper's accuracies and those of our cells: means over seeds, and the gap of these means."""
     budgets = _budgets(table)
     rows = [["the ten budgets", *(f"{budgets[str(number)]:g}" for number in range(CLASSES)), "", ""]]
@@ -27,14 +26,8 @@ def section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
         printed = theirs.cells[cells[0].name]
         rows.append([f"{cells[0].title.partition(', ')[2]}: paper", *(f"{row.mean:.2f}" for row in printed), ""])
         rows += [_row(cell, list(runs_of(cell, done).values())) for cell in cells]
-    parts = [
-        f"## {table.title}",
-        f"`{table.name}` · paper: {theirs.source} · {theirs.unit}",
-        table.note.strip(),
-        markdown(["class", *map(str, range(CLASSES)), "gap", "seeds"], rows),
-        "The gap is that of the means, as in the paper. The gap of a single run is larger.",
-    ]
-    return "\n\n".join(parts)
+    said = "The gap is that of the means, as in the paper. The gap of a single run is larger."
+    return markdown(["class", *map(str, range(CLASSES)), "gap", "seeds"], rows) + f"\n\n{said}"
 
 
 def _budgets(table: Table) -> Mapping[str, float]:

@@ -1,12 +1,14 @@
-"""The paper's number, ours, and whether they differ by more than chance (Welch's t-test, from means and spreads)."""
+"""The paper's number, ours, whether they differ by more than chance, and what that says of the paper's claims."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,11 @@ EXPECTED = HERE / "expected"
 PAPER_PRECISION = 2e-3
 
 NOT_RUN = "not run"
+NETWORK = "the paper's network"
+
+#: The least number of seeds with which a p-value, a spread or an interval of our runs is printed.
+SEEDS = 3
+FEW = {1: "one seed", 2: "two seeds"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,9 @@ class Printed:
 class Expected:
     """The paper's numbers and claims for one table.
 
+    items        numbers of the paper's tables and figures, such as "Table 3"; none if the table is not in the paper
+    measured_on  pattern of cells -> the model of our runs; other cells have the paper's network
+    costs        pattern of cells -> {"hours" of one core for a run, "why" it was not run, "options" of the command}
     cells        numbers by the cell's name     not_printed  why a cell has none
     claims       {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
                  seed by seed), "at_most" (a number); of "quantity", by default the accuracy. On membership attacks:
@@ -49,18 +59,26 @@ class Expected:
                  "moves" (the keys of classes.moved, and at_least: points)
     """
 
-    source: str
-    unit: str
-    cells: Mapping[str, tuple[Printed, ...]]
-    not_printed: Mapping[str, str]
-    claims: Sequence[Mapping[str, Any]]
+    source: str = "nothing"
+    unit: str = "% of test records right"
+    items: tuple[str, ...] = ()
+    measured_on: Mapping[str, str] = field(default_factory=dict)
+    costs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cells: Mapping[str, tuple[Printed, ...]] = field(default_factory=dict)
+    not_printed: Mapping[str, str] = field(default_factory=dict)
+    claims: Sequence[Mapping[str, Any]] = ()
+
+    def model(self, cell: str) -> str:
+        """What the runs of a cell were measured on."""
+        return next((model for pattern, model in self.measured_on.items() if fnmatchcase(cell, pattern)), NETWORK)
 
 
 def expected(name: str, folder: Path = EXPECTED) -> Expected:
-    """The content of expected/<name>.json."""
-    values = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    cells = {cell: tuple(Printed(**row) for row in rows) for cell, rows in values["cells"].items()}
-    return Expected(values["source"], values["unit"], cells, values["not_printed"], values["claims"])
+    """The content of expected/<name>.json; of a table without this file, that nothing of it is in the paper."""
+    path = folder / f"{name}.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    cells = {cell: tuple(Printed(**row) for row in rows) for cell, rows in values.pop("cells", {}).items()}
+    return Expected(**values, cells=cells)
 
 
 def value(line: Line, quantity: str) -> float:
@@ -82,7 +100,8 @@ def value(line: Line, quantity: str) -> float:
         return of_classes(line, name, int(inside[2]) if inside else 0)
     if inside:
         values = line[inside[1]]
-        return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])
+        found = values[int(inside[2])] if isinstance(values, list) else values[inside[2]]
+        return float(found) * (100 if name == "accuracies" else 1)
     return float(line[quantity]) * (100 if quantity == "accuracy" else 1)
 
 
@@ -107,16 +126,25 @@ class Compared:
         return self.mean - self.printed.mean
 
     @property
-    def p(self) -> float | None:
-        """Welch's two-sided p for equal means; None if a spread or a number of trials is missing."""
-        theirs = self.printed
-        if self.sd is None or theirs.sd is None or theirs.trials is None or self.sd + theirs.sd == 0:
+    def half(self) -> float | None:
+        """Half the width of the 95 % interval of the difference; None if the paper prints no spread or trials.
+
+        Student's t with the spread pooled over the paper's trials and our seeds, so one seed is enough.
+        """
+        theirs, count = self.printed, len(self.values)
+        if theirs.sd is None or theirs.trials is None:
             return None
-        return float(
-            stats.ttest_ind_from_stats(
-                self.mean, self.sd, len(self.values), theirs.mean, theirs.sd, theirs.trials, equal_var=False
-            ).pvalue
-        )
+        free = count + theirs.trials - 2
+        pooled = math.sqrt(((count - 1) * (self.sd or 0.0) ** 2 + (theirs.trials - 1) * theirs.sd**2) / free)
+        return float(stats.t.ppf(0.975, free)) * pooled * math.sqrt(1 / count + 1 / theirs.trials)
+
+    @property
+    def p(self) -> float | None:
+        """The two-sided p of this test for equal means; None below three seeds, as its spread is the paper's."""
+        half, free = self.half, len(self.values) + (self.printed.trials or 0) - 2
+        if not half or len(self.values) < SEEDS:
+            return None
+        return 2 * float(stats.t.sf(abs(self.difference) * stats.t.ppf(0.975, free) / half, free))
 
     @property
     def agrees(self) -> bool:
@@ -125,9 +153,89 @@ class Compared:
         return abs(self.difference) <= half + PAPER_PRECISION * abs(self.printed.mean)
 
 
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of the 95 % t-interval; inf for one difference.
+
+    >>> mean, half = interval([0.1, 0.2, 0.3])
+    >>> round(mean, 2), round(half, 2)
+    (0.2, 0.25)
+    """
+    count = len(differences)
+    if count < 2:
+        return differences[0], math.inf
+    quantile = float(stats.t.ppf(0.975, count - 1))
+    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(count)
+
+
+def gained(differences: Sequence[float]) -> str:
+    """The mean difference, with its 95 % interval from three seeds on; with fewer it says how few.
+
+    >>> gained([0.1, 0.2, 0.3]), gained([0.5])
+    ('+0.20 ± 0.25', '+0.50 (one seed)')
+    """
+    if len(differences) < SEEDS:
+        return f"{statistics.fmean(differences):+.2f} ({FEW[len(differences)]})"
+    return "{:+.2f} ± {:.2f}".format(*interval(differences))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The mean ± the standard deviation, from three seeds on; of two seeds both values.
+
+    >>> spread([1.0, 2.0, 3.0]), spread([1.0, 2.0]), spread([1.0])
+    ('2.00 ± 1.00', '1.50 (1.00, 2.00)', '1.00')
+    """
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) < SEEDS:
+        return mean + (f" ({', '.join(f'{one:.{digits}f}' for one in values)})" if len(values) > 1 else "")
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
+
+
 def runs_of(cell: Cell, done: Mapping[str, Line]) -> dict[int, Line]:
     """Finished runs of a cell, by seed."""
     return {seed: done[cell.settings.named(seed)] for seed in cell.seeds if cell.settings.named(seed) in done}
+
+
+def by_seed(cell: Cell, done: Mapping[str, Line], quantity: str = "accuracy") -> dict[int, float]:
+    """One number of the finished runs of a cell, by seed."""
+    return {seed: value(line, quantity) for seed, line in runs_of(cell, done).items()}
+
+
+def pairs(cell: Cell, other: Cell, done: Mapping[str, Line], quantity: str = "accuracy") -> list[float]:
+    """The differences of two cells, over the seeds that both have."""
+    ours, theirs = by_seed(cell, done, quantity), by_seed(other, done, quantity)
+    return [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))]
+
+
+def differences(
+    table: Table, done: Mapping[str, Line], compared: Sequence[tuple[str, str, str]], quantity: str = "accuracy"
+) -> str:
+    """Markdown: (cell, the cell that it is compared with, what this shows), for those with runs of the same seeds."""
+    rows = []
+    for name, other, shows in compared:
+        if {name, other} <= set(table.by_name):
+            one, two = table.by_name[name], table.by_name[other]
+            if found := pairs(one, two, done, quantity):
+                rows.append([shows, one.title, two.title, gained(found), str(len(found))])
+    return titled("Differences, seed by seed", ["what", "cell", "minus", "points, ± 95 % interval", "seeds"], rows)
+
+
+def titled(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown under a heading; "" without rows."""
+    return f"### {title}\n\n{markdown(header, rows)}" if rows else ""
+
+
+#: (it holds for the seeds that were run, on the paper's network) -> what this says of the claim.
+WORDS = {
+    (True, True): "reproduced",
+    (True, False): "same direction on another model",
+    (False, False): "not seen on a linear model",
+    (False, True): "contradicted on the paper's network",
+}
 
 
 @dataclass(frozen=True)
@@ -138,6 +246,7 @@ class Verdict:
     so_far  whether it holds for the seeds that were run
     found   the numbers, in words
     seeds   number of seeds, or of pairs of runs
+    model   what it was measured on
     """
 
     say: str
@@ -145,10 +254,22 @@ class Verdict:
     found: str
     so_far: bool = False
     seeds: int = 0
+    model: str = NETWORK
+
+    @property
+    def word(self) -> str:
+        """One of WORDS."""
+        if self.found == NOT_RUN:
+            return NOT_RUN
+        return WORDS[self.so_far, self.model.startswith(NETWORK)]
 
 
 def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
     """Whether one claim holds in these runs."""
+    return replace(_verdict(claim, table, theirs, done), model=theirs.model(claim["cell"]))
+
+
+def _verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
     if "between" in claim:
         return _between(claim, table, done)
     if "moves" in claim:
@@ -170,8 +291,10 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
             return Verdict(claim["say"], None, NOT_RUN)
         good = all(gain > 0 for gain in pairs.values())
         complete = len(pairs) == min(len(cell.seeds), len(table.by_name[claim["above"]].seeds))
-        gains = ", ".join(f"{gain:+.2f}" for _, gain in sorted(pairs.items()))
-        found = f"{sum(gain > 0 for gain in pairs.values())} of {len(pairs)} pairs ({gains})"
+        gains = sorted(pairs.values()) if len(pairs) > SEEDS else [pairs[seed] for seed in sorted(pairs)]
+        shown = (f"{gain:+.2f}" for gain in (gains if len(gains) <= SEEDS else (gains[0], gains[-1])))
+        listed = (", " if len(gains) <= SEEDS else " to ").join(shown)
+        found = f"{sum(gain > 0 for gain in gains)} of {len(gains)} pairs ({listed})"
         return Verdict(claim["say"], (None if good and not complete else good), found, good, len(pairs))
     else:
         worst = max(value(line, quantity) for line in runs.values())
@@ -197,7 +320,7 @@ def _moves(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> 
     least = claim["moves"].get("at_least", 0.0)
     right = (that_way >= least) & (that_way > 0)
     good = bool(right.all())
-    found = f"{right.sum()} of {points.size} classes ({points.min():+.2f} to {points.max():+.2f} points)"
+    found = f"{right.sum()} of {points.size} classes ({points.min():+.2f} to {points.max():+.2f} points); one seed"
     return Verdict(claim["say"], good if points.size == CLASSES else None, found, good, 1)
 
 

@@ -14,6 +14,9 @@ from epsilons.reporting.membership import Estimate
 from .results import Line
 from .settings import Cell, MembershipSettings, Table
 
+#: By group, the arm in which all records have its budget: the placebos.
+PLAIN = ("dpsgd-10", "dpsgd-20")
+
 
 def is_membership(table: Table) -> bool:
     """True for a table of membership attacks."""
@@ -40,7 +43,7 @@ class Measured:
 def measured(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Measured | None:
     """The number of a claim {"cell", "attack", "quantity"}; None if an arm was not run, or not as long as the other.
 
-    quantity  "auc[0]" or "auc[1]" by group, "difference", "low" (its lower limit), "ordered" or "p"
+    quantity  "auc[0]" or "auc[1]" by group, "difference", "low" (its lower limit, minus the placebos), "ordered" or "p"
     minus     another arm: the difference of the AUCs, paired by target
     """
     arms = [table.by_name[claim[key]] for key in ("cell", "minus") if key in claim]
@@ -48,6 +51,10 @@ def measured(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -
     if len(lines) < len(arms) or len({line["shadows"] for line in lines}) > 1:
         return None
     wanted = max(arm.settings.shadows for arm in arms if isinstance(arm.settings, MembershipSettings))
+    if claim["quantity"] == "low":
+        every = {cell.name: line for cell in table.cells if (line := run_of(cell, done)) is not None}
+        found = minus_placebo(claim["cell"], every, claim["attack"])
+        return None if found is None else Measured(Estimate(found.low, np.nan, np.nan), lines[0]["shadows"], wanted)
     return Measured(_found(claim, *lines), min(line["shadows"] for line in lines), wanted)
 
 
@@ -56,8 +63,6 @@ def _found(claim: Mapping[str, Any], line: Line, other: Line | None = None) -> E
     if other is not None:
         return paired(line, other, attack, _group(quantity))
     difference = line["difference"][attack]
-    if quantity == "low":
-        return Estimate(difference["auc"][1], np.nan, np.nan)
     if quantity in ("ordered", "p"):
         return Estimate(difference[quantity], np.nan, np.nan)
     values = difference["auc"] if quantity == "difference" else line["auc"][attack][_group(quantity)]
@@ -77,6 +82,20 @@ def paired(line: Line, other: Line, attack: str, group: int) -> Estimate:
         return Estimate(np.nan, np.nan, np.nan)
     one, two = (np.array(each["target_auc"][attack][group], dtype=np.float64) for each in (line, other))
     return over_targets(one - two)
+
+
+def minus_placebo(name: str, arms: Mapping[str, Line], attack: str) -> Estimate | None:
+    """The difference between the groups minus the mean of that of the placebos, target by target.
+
+    The placebos are the arms of DP-SGD with as many shadows; None without one.
+    """
+    effects = {
+        arm: np.subtract(*line["target_auc"][attack][::-1])
+        for arm, line in arms.items()
+        if line["shadows"] == arms[name]["shadows"] and attack in line["target_auc"]
+    }
+    placebos = [effects[plain] for plain in PLAIN if plain in effects]
+    return over_targets(effects[name] - np.mean(placebos, axis=0)) if placebos and name in effects else None
 
 
 def with_interval(found: Estimate) -> str:

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from epsilons.auditing.membership.outcomes import RATES
 
 from .figures import STYLE
-from .membership_claims import is_membership, run_of
-from .membership_report import INDIVIDUAL, PLAIN, attacks_of, label_of
+from .membership_claims import PLAIN, is_membership, run_of
+from .membership_report import INDIVIDUAL, attacks_of, label_of
 from .results import Line
 from .settings import Table
 
@@ -25,19 +25,20 @@ COLOURS, PLAIN_COLOURS = ("#1f5fa8", "#c2571a"), ("#b03060", "#7a7a2a")
 Arms = Mapping[str, Line]
 
 
-def draw_membership(all_tables: Mapping[str, Table], done: Mapping[str, Line], folder: Path) -> dict[str, str]:
-    """Write the figures of every table with runs of Sample; returns file name -> caption."""
-    captions: dict[str, str] = {}
+def membership_pictures(table: Table, done: Mapping[str, Line]) -> list[tuple[str, str]]:
+    """(file name, caption) of each figure of a table with a run of Sample."""
+    if not is_membership(table) or run_of(table.by_name.get("sample"), done) is None:
+        return []
+    return [(f"{table.name}_{name}.svg", caption) for name, (_, caption) in PICTURES.items()]
+
+
+def draw_membership(all_tables: Mapping[str, Table], done: Mapping[str, Line], folder: Path) -> None:
+    """Write the figures of every table with runs of Sample."""
     with plt.rc_context(STYLE):
-        for table in filter(is_membership, all_tables.values()):
-            arms = {cell.name: line for cell in table.cells if (line := run_of(cell, done)) is not None}
-            if "sample" not in arms:
-                continue
-            for name, (panels, caption) in PICTURES.items():
-                file = f"{table.name}_{name}.svg"
+        for table in all_tables.values():
+            arms = {c.name: line for c in table.cells if is_membership(table) and (line := run_of(c, done)) is not None}
+            for (file, _), (panels, _) in zip(membership_pictures(table, done), PICTURES.values(), strict=False):
                 _save(panels, table, arms, folder / file)
-                captions[file] = f"{table.title}: {caption}"
-    return captions
 
 
 def _save(panels: tuple[Callable[[Table, Arms, Axes], None], ...], table: Table, arms: Arms, path: Path) -> None:
@@ -98,12 +99,10 @@ def _five_targets(table: Table, arms: Arms, axes: Axes) -> None:
 
 def _aucs(table: Table, arms: Arms, axes: Axes) -> None:
     """One row per arm, both groups, with intervals over targets."""
-    names = []
-    for y, cell in enumerate(table.cells):
-        line = arms.get(cell.name)
-        names.append(f"{cell.title} (not run)" if line is None else f"{cell.title} ({line['shadows']} shadows)")
-        if line is None:
-            continue
+    ran = [cell for cell in table.cells if cell.name in arms]
+    names = [f"{cell.title} ({arms[cell.name]['shadows']} shadows)" for cell in ran]
+    for y, cell in enumerate(ran):
+        line = arms[cell.name]
         for group, level in enumerate(line["levels"]):
             value, low, high = line["auc"][attacks_of(cell)[0]][group][:3]
             label = None if y else f"records of ε = {level:g}"
@@ -116,12 +115,12 @@ def _aucs(table: Table, arms: Arms, axes: Axes) -> None:
 
 
 PICTURES: dict[str, tuple[tuple[Callable[[Table, Arms, Axes], None], ...], str]] = {
-    "roc": (tuple(map(_all_targets, INDIVIDUAL)), "ROC by group (fig:LiRA-main), with what the plan certifies"),
+    "roc": (tuple(map(_all_targets, INDIVIDUAL)), "Figure 2: ROC by group, with what the plan certifies"),
     "targets": (
         (*map(_one_target, INDIVIDUAL), _five_targets),
-        "one target of Sample and of Scale (fig:lira-single-appendix), five of Sample (fig:lira-5-appendix)",
+        "Figures 8 and 9: one target of Sample and of Scale, five of Sample",
     ),
-    "dpsgd": (tuple(map(_beside_plain, INDIVIDUAL)), "individual budgets against DP-SGD (fig:mia_threegraphs)"),
+    "dpsgd": (tuple(map(_beside_plain, INDIVIDUAL)), "Figure 10: individual budgets against DP-SGD"),
     "arms": ((_aucs,), "AUC by arm"),
 }
 

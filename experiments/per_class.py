@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from epsilons.core.mechanism import FloatArray
 
 from .classes import BASELINE, CLASSES, cell_name, changes, others, own
-from .comparing import Expected, runs_of, value
-from .membership_report import markdown
+from .comparing import Expected, markdown, runs_of, value
 from .results import Line
 from .settings import Table
 
@@ -28,20 +28,14 @@ NAMES = {"cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "h
 # -- page ----------------------------------------------------------------------------------------------------------
 
 
-def section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+def body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """The accuracies of each class and of all others, at the other epsilon and at 2; then who gains and loses."""
     rows = [
         [name, *_subgroup(table, theirs, done, quantity, number)]
         for number in range(CLASSES)
         for name, quantity in ((str(number), "class_accuracy"), (f"all but {number}", "others_accuracy"))
     ]
-    parts = [
-        f"## {table.title}",
-        f"`{table.name}` · paper: {theirs.source} · {theirs.unit}",
-        table.note.strip(),
-        markdown(["class", *_header(theirs)], rows),
-        gains(table, done),
-    ]
+    parts = [markdown(["class", *_header(theirs)], rows), gains(table, done)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -107,9 +101,10 @@ def heat_maps(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
     most = max((float(np.abs(m[~np.isnan(m)]).max()) for m in found if not np.isnan(m).all()), default=1.0)
     places = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for panel, matrix, place in zip(PANELS, found, places, strict=True):
-        image = place.imshow(matrix, cmap="RdBu", vmin=-most, vmax=most)
+        image = place.imshow(matrix, cmap=plt.get_cmap("RdBu").with_extremes(bad="0.88"), vmin=-most, vmax=most)
         runs = int((~np.isnan(own(matrix))).sum())
-        place.set_title(f"{panel[0].title()}, ε = {panel[1]}" + (f" ({runs} of {CLASSES})" if runs < CLASSES else ""))
+        grey = f" ({runs} of {CLASSES}; grey: not run)" if runs < CLASSES else ""
+        place.set_title(f"{panel[0].title()}, ε = {panel[1]}{grey}")
         place.set_xticks(range(CLASSES))
         place.set_yticks(range(CLASSES), _names(table))
         _own_numbers(place, own(matrix), most)

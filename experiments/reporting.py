@@ -1,35 +1,70 @@
-"""docs/results.md and docs/results-figures.md: the paper's numbers beside ours, and the cells that were not run."""
+"""The pages docs/results*.md: the paper's numbers beside ours in the paper's order, and what was not run.
+
+A table is on the page that PAGES names, otherwise on the last one. Its section has the numbers of its items in the
+paper ("Table 3"), the text of texts.md under its name, its figures, what was not run, and where its runs come from.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
-from . import alternatives, balance, per_class, texts, visits_page
-from .comparing import PAPER_PRECISION, Compared, Expected, expected, runs_of, value, verdict
-from .figures import draw
+from . import alternatives, balance, membership_report, opening, per_class, protocol_page, texts, visits_page
+from .comparing import (
+    NETWORK,
+    PAPER_PRECISION,
+    Compared,
+    Expected,
+    by_seed,
+    expected,
+    gained,
+    markdown,
+    pairs,
+    runs_of,
+    spread,
+    titled,
+    value,
+    verdict,
+)
+from .figures import draw, pictures
 from .individual_accounting import page as individual_accounting
 from .membership_claims import is_membership
-from .membership_figures import draw_membership
-from .membership_report import membership_section
-from .opening import claims, in_ten_lines
+from .membership_figures import draw_membership, membership_pictures
+from .missing import HEADER, not_run, provenance
 from .pate import page as pate
 from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
-#: Parts of the page that are written by hand.
-TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 
-#: The order of the page. Other tables come after these.
-ORDER = (
-    *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
-    *("groups_100", "mix", "baselines", "convergence", "pate", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities", "visits"),
-    *("per_class", "per_class_mnist", "per_class_cnn", "class_balance"),
-    *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
-)
+#: Something of a page that is no table: (all tables, finished runs) -> Markdown.
+Part = Callable[[Mapping[str, Table], Mapping[str, Line]], str]
+
+#: page -> its title, and in the paper's order its tables and other parts. A table on no page is on the last one.
+PAGES: dict[str, tuple[str, tuple[str | Part, ...]]] = {
+    "results-utility": ("Accuracy", ("figure_advantage", "table_2", "modalities", "table_untuned")),
+    "results-membership": (
+        "Membership inference",
+        (membership_report.beside_the_paper, "lira_cifar10_cnn", "lira_mnist_cnn", "lira_cifar10"),
+    ),
+    "results-membership-linear": ("Membership inference on linear models", ("lira_mnist", "lira_digits")),
+    "results-accounting": ("Individual accounting", ("individual_accounting",)),
+    "results-parameters": ("Parameters and privacy spent", ("parameters", "consumption")),
+    "results-groups": ("Many groups, mixing, convergence", ("groups_100", "mix", "convergence")),
+    "results-per-class": ("Budgets per class", ("per_class", "per_class_cnn", "per_class_mnist", "class_balance")),
+    "results-baselines": ("Other baselines", ("pate", "baselines", "alternatives")),
+    "results-runtime": ("Seconds", ("runtime_planning", "runtime_training")),
+    "results-beyond": (
+        "Beyond the paper",
+        (protocol_page.page, "momentum", "pld", "conventions", "features", "fashion_mnist", "visits"),
+    ),
+}
+
+#: The column beside the page is left to wide tables.
+HIDE = "---\nhide: [toc]\n---"
 
 #: Tables that vary one setting of table_2, and the value of that setting in table_2.
 BESIDE: dict[str, dict[str, float | str]] = {
@@ -38,153 +73,189 @@ BESIDE: dict[str, dict[str, float | str]] = {
     "conventions": {"convention": "authors-code"},
 }
 
-#: Parts that follow the section of one table: (table, finished runs) -> Markdown.
-MORE = {
+#: Tables with numbers of their own kind: (table, the paper's numbers, finished runs) -> Markdown.
+BODIES: dict[str, Callable[[Table, Expected, Mapping[str, Line]], str]] = {
+    "per_class": per_class.body,
+    "per_class_mnist": per_class.body,
+    "class_balance": balance.body,
+    "visits": visits_page.body,
+}
+
+#: Parts that follow the numbers of one table: (table, finished runs) -> Markdown.
+MORE: dict[str, Callable[[Table, Mapping[str, Line]], str]] = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
     "pate": pate.page,
     "modalities": texts.page,
 }
 
-#: Tables with a section of their own: (table, the paper's numbers, finished runs) -> Markdown.
-SECTIONS = {
-    "per_class": per_class.section,
-    "per_class_mnist": per_class.section,
-    "class_balance": balance.section,
-    "visits": visits_page.section,
-}
-
 
 def write(docs: Path = DOCS) -> list[Path]:
-    """Render both pages and the figures from all finished runs; returns the pages."""
+    """Render all pages and figures from all finished runs; returns the pages."""
     every, done = tables(), finished()
-    pictures = docs / "assets" / "results"
-    captions = draw(every, done, pictures) | draw_membership(in_order(every), done, pictures)
-    pages = {"results.md": results_page(every, done), "results-figures.md": figures_page(captions)}
-    for name, text in pages.items():
-        (docs / name).write_text(text, encoding="utf-8")
-    return [docs / name for name in pages]
+    folder = docs / "assets" / "results"
+    draw(every, done, folder)
+    draw_membership(every, done, folder)
+    made = pages(every, done)
+    for name, text in made.items():
+        (docs / f"{name}.md").write_text(text, encoding="utf-8")
+    return [docs / f"{name}.md" for name in made]
 
 
-def in_order(every: Mapping[str, Table]) -> dict[str, Table]:
-    """The same tables in the order of ORDER."""
-    return {
-        name: every[name] for name in sorted(every, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+def pages(every: Mapping[str, Table], done: Mapping[str, Line]) -> dict[str, str]:
+    """Name -> Markdown of each page."""
+    words = _texts()
+    placed = {page: [part for part in there if callable(part) or part in every] for page, (_, there) in PAGES.items()}
+    named = set(chain.from_iterable(there for _, there in PAGES.values()))
+    placed[list(PAGES)[-1]] += [name for name in every if name not in named]
+    pages_of = {part: page for page, there in placed.items() for part in there if isinstance(part, str)}
+    theirs = {name: expected(name) for name in pages_of}
+    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in pages_of}
+    fill = opening.Filled(every, theirs, verdicts, done)
+    links = {
+        name: f"[{(*theirs[name].items, f'`{name}`')[0]}]({page}.md#{_anchors(every[name], theirs[name])[0]})"
+        for name, page in pages_of.items()
     }
+    missing = [[links[name], *row] for name in pages_of for row in not_run(every[name], theirs[name], done)]
+    made = {
+        "results": ["# The paper's numbers, and ours", opening.table_2(every, theirs, done), fill(words["results"])],
+        **{
+            name: [
+                f"# {title}",
+                " · ".join(_link(every[part], theirs[part]) for part in placed[name] if not callable(part)),
+                words.get(name, ""),
+                *(
+                    part(every, done) if callable(part) else _section(every[part], theirs[part], words, done)
+                    for part in placed[name]
+                ),
+            ]
+            for name, (title, _) in PAGES.items()
+        },
+        "results-claims": [words["results-claims"], *opening.claims(verdicts, links, done)],
+        "results-paper": [
+            words["results-paper"],
+            markdown(["in the paper", *HEADER], missing),
+            fill(words["results-status"]),
+        ],
+        "results-reading": [fill(words["results-reading"]), words["rerun"]],
+        "results-errata": [fill(words["results-errata"])],
+    }
+    return {name: "\n\n".join(part for part in (HIDE, *parts) if part) + "\n" for name, parts in made.items()}
 
 
-def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
-    """The page, as Markdown."""
-    every = in_order(every)
-    theirs = {name: expected(name) for name in every}
-    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
-    cells = [cell for table in every.values() for cell in table.cells]
-    wanted = {cell.settings.named(seed) for cell in cells for seed in cell.seeds}
+def _texts() -> dict[str, str]:
+    """The texts of texts.md, by the name above each."""
+    names_and_texts = re.split(r"^<!-- ([\w-]+) -->\n", (HERE / "texts.md").read_text(encoding="utf-8"), flags=re.M)
+    return {name: text.strip() for name, text in zip(names_and_texts[1::2], names_and_texts[2::2], strict=True)}
+
+
+# -- sections ------------------------------------------------------------------------------------------------------
+
+
+def _section(table: Table, theirs: Expected, words: Mapping[str, str], done: Mapping[str, Line]) -> str:
+    """All of one table: heading, numbers, figures, what was not run, and where the runs come from."""
+    anchors = _anchors(table, theirs)
+    ran = dict.fromkeys(theirs.model(cell.name) for cell in table.cells if runs_of(cell, done))
+    figures = [*pictures(table, done), *membership_pictures(table, done)]
+    missing = not_run(table, theirs, done)
     parts = [
-        "# The paper's numbers, and ours",
-        "Rendered by `python -m experiments report` from `experiments/results/`. Test accuracy in %, mean ± standard "
-        f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
-        "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
-        "private data, tuning would cost privacy.",
-        in_ten_lines(every, theirs, verdicts, done),
-        *claims(every, verdicts, done),
-        *((HERE / name).read_text(encoding="utf-8").strip() for name in TEXTS),
-        *(
-            part
-            for name, table in every.items()
-            for part in (
-                _section(table, theirs[name], done),
-                _beside(table, done),
-                _best(table, done),
-                _more(table, done),
-            )
-        ),
+        "".join(f'<a id="{anchor}"></a>' for anchor in anchors),
+        f"## {', '.join(theirs.items)}{': ' if theirs.items else ''}{table.title}",
+        f"`{table.name}` · paper: {theirs.source} · ours: {'; '.join(ran) or 'not run'} · {theirs.unit}",
+        table.note.strip(),
+        words.get(table.name, ""),
+        _body(table, theirs, done),
+        *(f"![{caption}](assets/results/{file})\n\n*{caption}*" for file, caption in figures),
+        _beside(table, done),
+        _best(table, done),
+        MORE[table.name](table, done) if table.name in MORE else "",
+        "**Not run yet**\n\n" + markdown(HEADER, missing) if missing else "",
+        provenance(table, done),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in parts if part)
 
 
-def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
-    """How many printed parameters are reproduced, in one sentence."""
-    rows = [
-        (printed, line)
-        for cell in table.cells
-        for line in runs_of(cell, done).values()
-        for printed in theirs.cells[cell.name]
-    ]
-    odd = sum(bool(printed.contradicts) for printed, _ in rows)
-    wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
-    return (
-        f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}"
-        f", the precision of the paper's searches; {odd} entries contradict the paper itself."
-    )
+def _anchors(table: Table, theirs: Expected) -> list[str]:
+    """The anchors of a section: "table-3" for each of its items in the paper, or the name of the table."""
+    return [re.sub(r"[ .]", "-", item.lower()) for item in theirs.items] or [table.name.replace("_", "-")]
 
 
-def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
-    """One table of the paper: a row per printed number, and per cell without one."""
+def _link(table: Table, theirs: Expected) -> str:
+    return f"[{', '.join(theirs.items) or table.title}](#{_anchors(table, theirs)[0]})"
+
+
+def _body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     if is_membership(table):
-        return membership_section(table, theirs, done)
-    if table.name in SECTIONS:
-        return SECTIONS[table.name](table, theirs, done)
-    parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
-    header = ["cell", "", "paper", "ours", "difference", "agrees" if parameters else "p", "seeds"]
-    rows = [row for cell in table.cells for row in _rows(cell, theirs, done)]
-    note = table.note.strip() + (f" {_parameters(table, theirs, done)}" if parameters else "")
-    source = f"`{table.name}` · paper: {theirs.source} · {theirs.unit}"
-    lines = [" | ".join(row) for row in (header, ["---"] * len(header), *rows)]
-    return f"## {table.title}\n\n{source}\n\n{note}\n\n" + "\n".join(f"| {line} |" for line in lines)
+        return membership_report.body(table, theirs, done)
+    if table.name in BODIES:
+        return BODIES[table.name](table, theirs, done)
+    if any(row.digits is not None for rows in theirs.cells.values() for row in rows):
+        return _parameters(table, theirs, done)
+    labels = any(row.label for rows in theirs.cells.values() for row in rows)
+    tests = any(
+        row.sd is not None and theirs.model(name) == NETWORK for name, rows in theirs.cells.items() for row in rows
+    )
+    header = ["cell", *["number"] * labels, "paper", "ours", "difference", *["p"] * tests, "seeds"]
+    rows = [row for cell in table.cells for row in _rows(cell, theirs, done, labels, tests)]
+    return markdown(header, rows)
 
 
-def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
+def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line], labels: bool, tests: bool) -> list[list[str]]:
+    """One row per printed number; one for a cell without any."""
     runs = runs_of(cell, done)
-    missing = [str(seed) for seed in cell.seeds if seed not in runs]
     seeds = f"{len(runs)} of {len(cell.seeds)}"
-    if missing:
-        seeds += f"; missing: {'seed' if len(missing) == 1 else 'seeds'} {', '.join(missing)}"
     if cell.name not in theirs.cells:
-        return [[cell.title, "", theirs.not_printed[cell.name], _unprinted(cell, runs), "", "", seeds]]
+        why = theirs.not_printed.get(cell.name, "not in the paper")
+        return [[cell.title, *[""] * labels, why, _unprinted(runs), "", *[""] * tests, seeds]]
     rows = []
     for printed in theirs.cells[cell.name]:
         paper = f"{printed.mean:g}" + (f" ± {printed.sd:g}" if printed.sd is not None else "")
-        if not runs:
-            rows.append([cell.title, printed.label, paper, "**not run**", "", "", seeds])
-            continue
-        compared = Compared(printed, tuple(value(line, printed.quantity) for line in runs.values()))
-        difference = f"{compared.difference:+.{_digits(compared)}f}"
-        if theirs.unit == "seconds":
-            difference = f"÷ {printed.mean / compared.mean:,.0f}"
-        rows.append([cell.title, printed.label, paper, _spread(compared), difference, _agreement(compared), seeds])
+        found = ["**not run**", "", *[""] * tests]
+        if runs:
+            compared = Compared(printed, tuple(value(line, printed.quantity) for line in runs.values()))
+            same = theirs.model(cell.name) == NETWORK
+            digits = 2 if abs(compared.mean) > 10 else 3
+            half = f" ± {compared.half:.{digits}f}" if same and compared.half else ""
+            difference = f"{compared.difference:+.{digits}f}{half}"
+            if theirs.unit == "seconds":
+                difference = f"÷ {printed.mean / compared.mean:,.0f}"
+            p = f"{compared.p:.2g}" if same and compared.p is not None else ""
+            found = [spread(compared.values, digits), difference, *[p] * tests]
+        rows.append([cell.title, *[printed.label] * labels, paper, *found, seeds])
     return rows
 
 
-def _agreement(compared: Compared) -> str:
-    if compared.printed.digits is None:
-        return "" if compared.p is None else f"{compared.p:.2g}"
-    agrees, odd = "yes" if compared.agrees else "**no**", compared.printed.contradicts
-    return f"{agrees}; the paper's entry is inconsistent: {odd}" if odd else agrees
-
-
-def _unprinted(cell: Cell, runs: Mapping[int, Line]) -> str:
+def _unprinted(runs: Mapping[int, Line]) -> str:
     """Our result for a cell without a printed number."""
     if not runs:
         return "**not run**"
     if all("accuracy" in line for line in runs.values()):
-        values = [value(line, "accuracy") for line in runs.values()]
-        return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+        return spread([value(line, "accuracy") for line in runs.values()])
     line = next(iter(runs.values()))
     if "ratio" in line:
         return ", ".join(f"{name} {ratio:.3f}" for name, ratio in line["ratio"].items())
     return "ends at " + " / ".join(f"{spent:.4f}" for spent in line["spent"])
 
 
-def _digits(compared: Compared) -> int:
-    if compared.printed.digits is not None:
-        return compared.printed.digits + 1
-    return 2 if abs(compared.mean) > 10 else 3
-
-
-def _spread(compared: Compared) -> str:
-    digits = _digits(compared)
-    return f"{compared.mean:.{digits}f}" + ("" if compared.sd is None else f" ± {compared.sd:.{digits}f}")
+def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+    """A row per printed parameter, and how many come out."""
+    rows, right, odd = [], 0, 0
+    for cell in table.cells:
+        for printed in theirs.cells[cell.name]:
+            for line in runs_of(cell, done).values() or [None]:
+                row = [cell.title, printed.label, f"{printed.mean:g}", "**not run**", "", ""]
+                if line is not None:
+                    compared = Compared(printed, (value(line, printed.quantity),))
+                    right, odd = right + compared.agrees, odd + bool(printed.contradicts)
+                    agrees = "yes" if compared.agrees else f"**no**: {printed.contradicts or ''}"
+                    digits = (printed.digits or 0) + 1
+                    row[3:] = [f"{compared.mean:.{digits}f}", f"{compared.difference:+.{digits}f}", agrees]
+                rows.append(row)
+    return (
+        f"{right} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}, the "
+        f"precision of the paper's searches; {odd} entries contradict the paper itself ([how](results-errata.md)).\n\n"
+        + markdown(["cell", "number", "paper", "ours", "difference", "agrees"], rows)
+    )
 
 
 def _beside(table: Table, done: Mapping[str, Line]) -> str:
@@ -193,14 +264,15 @@ def _beside(table: Table, done: Mapping[str, Line]) -> str:
         return ""
     here = ", ".join(f"{key} {getattr(table.cells[0].settings, key)}" for key in BESIDE[table.name])
     there = ", ".join(f"{key} {default}" for key, default in BESIDE[table.name].items())
-    lines = [f"| cell | {there} | {here} | difference, by seed |", "|---|---|---|---|"]
+    rows = []
     for cell in table.cells:
-        ours, twin = _scores(cell, done), _scores(cell.but(**BESIDE[table.name]), done)
-        common = sorted(set(ours) & set(twin))
-        means = [f"{statistics.fmean(s[seed] for seed in common):.2f}" for s in (twin, ours)] if common else ["", ""]
-        differences = ", ".join(f"{ours[seed] - twin[seed]:+.2f}" for seed in common) or "**not run**"
-        lines.append("| " + " | ".join([cell.title, *means, differences]) + " |")
-    return "### Compared with our runs, with the same seeds\n\n" + "\n".join(lines)
+        twin = cell.but(**BESIDE[table.name])
+        ours, before = by_seed(cell, done), by_seed(twin, done)
+        common = sorted(set(ours) & set(before))
+        means = [f"{statistics.fmean(s[seed] for seed in common):.2f}" for s in (before, ours)] if common else ["", ""]
+        found = gained(pairs(cell, twin, done)) if common else "**not run**"
+        rows.append([cell.title, *means, found, str(len(common))])
+    return titled("Compared with our runs, with the same seeds", ["cell", there, here, "difference", "seeds"], rows)
 
 
 def _best(table: Table, done: Mapping[str, Line]) -> str:
@@ -210,9 +282,8 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
     """
     if table.name != "momentum":
         return ""
-    lines = ["| cell | better at momentum | there | above DP-SGD at its best | seeds |", "|---|---|---|---|---|"]
-    momenta = (0.5, 0.0)
-    scores = {cell.name: [_scores(cell.but(momentum=m), done) for m in momenta] for cell in table.cells}
+    momenta, rows = (0.5, 0.0), []
+    scores = {cell.name: [by_seed(cell.but(momentum=m), done) for m in momenta] for cell in table.cells}
     baseline = scores[table.cells[0].name]
     for cell in table.cells:
         method = scores[cell.name]
@@ -221,29 +292,15 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
         if common:
             ours, theirs = ([statistics.fmean(s[seed] for seed in common) for s in both] for both in (method, baseline))
             best, better_at = max(zip(ours, momenta, strict=True))
-            gain = "" if method is baseline else f"{best - max(theirs):+.2f}"
+            one, two = method[ours.index(best)], baseline[theirs.index(max(theirs))]
+            gain = "" if method is baseline else gained([one[seed] - two[seed] for seed in common])
             cells = [str(better_at), f"{best:.2f}", gain, str(len(common))]
-        lines.append("| " + " | ".join([cell.title, *cells]) + " |")
-    return (
-        "### Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy. The "
-        "larger of two means is slightly optimistic, most if they are close, and on private data the choice costs "
-        "privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
-        + "\n".join(lines)
+        rows.append([cell.title, *cells])
+    return titled(
+        "Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy, at one "
+        "learning rate. The larger of two means is slightly optimistic, most if they are close, and on private data "
+        "the choice costs privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both "
+        "momenta.",
+        ["cell", "better at momentum", "there", "above DP-SGD at its best", "seeds"],
+        rows,
     )
-
-
-def _more(table: Table, done: Mapping[str, Line]) -> str:
-    return MORE[table.name](table, done) if table.name in MORE else ""
-
-
-def _scores(cell: Cell, done: Mapping[str, Line]) -> dict[int, float]:
-    return {seed: value(line, "accuracy") for seed, line in runs_of(cell, done).items()}
-
-
-def figures_page(captions: Mapping[str, str]) -> str:
-    """The page of figures, as Markdown; file name -> caption."""
-    parts = ["# The paper's figures, from our runs", "The numbers are in [the tables](results.md)."]
-    parts += [f"## {caption}\n\n![{caption}](assets/results/{file})" for file, caption in captions.items()]
-    if not captions:
-        parts.append("No run that a figure needs is finished yet.")
-    return "\n\n".join(parts) + "\n"

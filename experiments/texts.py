@@ -32,7 +32,7 @@ from epsilons.tabular import read_table
 from epsilons.training.features import FEATURES
 from epsilons.training.features.fixed import COMPARE, fixed
 
-from .comparing import runs_of
+from .comparing import runs_of, titled
 from .results import Line
 from .settings import Settings, Table, TextSettings
 
@@ -192,19 +192,17 @@ def _encoder_folder() -> Path:
 
 def page(table: Table, done: Mapping[str, Line]) -> str:
     """The settings of each row, and what the guarantees of its runs say of the inputs, as Markdown."""
-    rows = {cell.title.rpartition(", DP-SGD")[0]: cell for cell in table.cells if "DP-SGD" in cell.title}
-    lines = ["| row | optimizer | steps | batch | clip norm |", "|---|---|---|---|---|"]
-    for title, cell in rows.items():
+    cells = {cell.title.rpartition(", DP-SGD")[0]: cell for cell in table.cells if "DP-SGD" in cell.title}
+    rows = []
+    for title, cell in cells.items():
         chosen = cell.settings
-        lines.append(
-            f"| {title} | {_optimizer(chosen)} | {chosen.steps} | {chosen.batch_size:g} | {chosen.clip_norm:g} |"
-        )
+        rows.append([title, _optimizer(chosen), str(chosen.steps), f"{chosen.batch_size:g}", f"{chosen.clip_norm:g}"])
     words = {
-        line["features"]: None for cell in rows.values() for line in runs_of(cell, done).values() if "features" in line
+        line["features"]: None for cell in cells.values() for line in runs_of(cell, done).values() if "features" in line
     }
     said = "".join(f"\n* {inputs}" for inputs in words)
-    return (
-        "### Settings\n\n" + "\n".join(lines) + (f"\n\nInputs, in the words of the guarantees:\n{said}" if said else "")
+    return titled("Settings", ["row", "optimizer", "steps", "batch", "clip norm"], rows) + (
+        f"\n\nInputs, in the words of the guarantees:\n{said}" if said else ""
     )
 
 

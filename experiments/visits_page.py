@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 
-from .comparing import Expected, runs_of, value
-from .membership_report import markdown
+from .comparing import Expected, by_seed, markdown, spread
 from .results import Line
 from .settings import Cell, Table
 
 
-def section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+def body(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """Mean accuracies over seeds, under a heading for each data set and list of epsilons."""
     headings = list(dict.fromkeys(cell.title.partition(": ")[0] for cell in table.cells))
-    parts = [f"## {table.title}", f"`{table.name}` · {theirs.unit}", table.note.strip()]
+    parts = []
     for heading in headings:
         cells = [cell for cell in table.cells if cell.title.startswith(heading + ": ")]
         parts += [f"**{heading}**", accuracies(cells, done)]
@@ -32,7 +30,5 @@ def accuracies(cells: list[Cell], done: Mapping[str, Line]) -> str:
 
 
 def _mean(cell: Cell, done: Mapping[str, Line]) -> str:
-    scores = [value(line, "accuracy") for line in runs_of(cell, done).values()]
-    if len(scores) < len(cell.seeds):
-        return "**not run**"
-    return f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+    scores = list(by_seed(cell, done).values())
+    return spread(scores) if len(scores) == len(cell.seeds) else "**not run**"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from scipy import stats
-
-from ..comparing import runs_of, value
+from ..comparing import by_seed, differences, runs_of, titled
 from ..results import Line
-from ..settings import Cell, Table
+from ..settings import Table
 
 #: (cell, the cell that it is compared with, what the difference shows)
 PAIRS = (
@@ -37,52 +34,17 @@ PAIRS = (
 
 def page(table: Table, done: Mapping[str, Line]) -> str:
     """Differences with the same seeds, and what the records spent; "" without any run."""
-    parts = [_differences(table, done), _second_models(table, done), _hindsight(table, done)]
+    parts = [differences(table, done, PAIRS, "accuracies[0]"), _second_models(table, done), _hindsight(table, done)]
     return "\n\n".join(part for part in parts if part)
-
-
-def interval(differences: list[float]) -> tuple[float, float]:
-    """Mean and half the width of the 95 % t-interval; inf for one difference.
-
-    >>> mean, half = interval([0.1, 0.2, 0.3])
-    >>> round(mean, 2), round(half, 2)
-    (0.2, 0.25)
-    """
-    count = len(differences)
-    if count < 2:
-        return differences[0], math.inf
-    quantile = float(stats.t.ppf(0.975, count - 1))
-    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(count)
-
-
-def _spread(differences: list[float]) -> str:
-    mean, half = interval(differences)
-    return f"{mean:+.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
-
-
-def _differences(table: Table, done: Mapping[str, Line]) -> str:
-    rows = []
-    for name, other, shows in PAIRS:
-        if name not in table.by_name or other not in table.by_name:
-            continue
-        ours, theirs = (_scores(table.by_name[which], done, 0) for which in (name, other))
-        if common := sorted(set(ours) & set(theirs)):
-            gains = _spread([ours[seed] - theirs[seed] for seed in common])
-            titles = f"{table.by_name[name].title} | {table.by_name[other].title}"
-            rows.append(f"| {shows} | {titles} | {gains} | {len(common)} |")
-    head = ["| what | cell | minus | points, ± 95 % interval | seeds |", "|---|---|---|---|---|"]
-    return "### Differences, seed by seed\n\n" + "\n".join([*head, *rows]) if rows else ""
 
 
 def _second_models(table: Table, done: Mapping[str, Line]) -> str:
     rows = []
     for cell in table.cells:
         if cell.settings.options.get("runs", 1) > 1 and runs_of(cell, done):
-            scores = [list(_scores(cell, done, run).values()) for run in (0, 1)]
-            means = " | ".join(f"{statistics.fmean(run):.2f}" for run in scores)
-            rows.append(f"| {cell.title} | {means} | {len(scores[0])} |")
-    head = ["| two models on one budget | first | second | seeds |", "|---|---|---|---|"]
-    return "### A cap across two runs\n\n" + "\n".join([*head, *rows]) if rows else ""
+            scores = [list(by_seed(cell, done, f"accuracies[{run}]").values()) for run in (0, 1)]
+            rows.append([cell.title, *(f"{statistics.fmean(run):.2f}" for run in scores), str(len(scores[0]))])
+    return titled("A cap across two runs", ["two models on one budget", "first", "second", "seeds"], rows)
 
 
 def _hindsight(table: Table, done: Mapping[str, Line]) -> str:
@@ -90,18 +52,12 @@ def _hindsight(table: Table, done: Mapping[str, Line]) -> str:
     for cell in table.cells:
         lines = [line for line in runs_of(cell, done).values() if "part_spent" in line]
         if lines:
-            parts = [statistics.fmean(line["part_spent"][i] for line in lines) for i in range(3)]
-            spent = " | ".join(f"{part:.2f}" for part in parts)
+            parts = [f"{statistics.fmean(line['part_spent'][i] for line in lines):.2f}" for i in range(3)]
             out = 100 * statistics.fmean(line["used_up"] for line in lines)
             most = max(line["largest_part"] for line in lines)
-            rows.append(f"| {cell.title} | {spent} | {out:.1f} % | {most:.5f} |")
-    head = ["| part of the own ε spent | 10 % of records below | median | 90 % below | used up | largest |"]
-    head += ["|---" * 6 + "|"]
-    return "### What the records spent, in hindsight\n\n" + "\n".join([*head, *rows]) if rows else ""
-
-
-def _scores(cell: Cell, done: Mapping[str, Line], run: int) -> dict[int, float]:
-    return {seed: 100 * value(line, f"accuracies[{run}]") for seed, line in runs_of(cell, done).items()}
+            rows.append([cell.title, *parts, f"{out:.1f} %", f"{most:.5f}"])
+    head = ["part of the own ε spent", "10 % of records below", "median", "90 % below", "used up", "largest"]
+    return titled("What the records spent, in hindsight", head, rows)
 
 
 def active_records(table: Table, done: Mapping[str, Line], axes: Any) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from ..comparing import runs_of, value
-from ..individual_accounting.page import interval
+from ..comparing import differences, runs_of, spread, titled
 from ..results import Line
 from ..settings import Cell, Table
 
@@ -43,7 +41,12 @@ suits the charged weights."""
 
 def page(table: Table, done: Mapping[str, Line]) -> str:
     """Exact costs, differences with the same seeds, costs as published, and the code's weights; "" without any run."""
-    parts = [_exact(table, done), _differences(table, done), _as_published(table, done), _of_the_code(table, done)]
+    parts = [
+        _exact(table, done),
+        differences(table, done, PAIRS),
+        _as_published(table, done),
+        _of_the_code(table, done),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -54,7 +57,7 @@ def _exact(table: Table, done: Mapping[str, Line]) -> str:
             [cell.title, _weights(lines[0]), f"{lines[0]['noise']:.1f}", *_labels(lines), _three(lines, "spent")]
         )
     head = ["exact costs", "weights of ε = 1 / 2 / 3", "noise", "labels right", "student", "ε spent"]
-    return _table("### Costs that do not depend on the votes", head, rows)
+    return titled("Costs that do not depend on the votes", head, rows)
 
 
 def _weights(line: Line) -> str:
@@ -66,25 +69,13 @@ def _weights(line: Line) -> str:
     return f"1, in the first {last} votes"
 
 
-def _differences(table: Table, done: Mapping[str, Line]) -> str:
-    rows = []
-    for name, other, shows in PAIRS:
-        ours, theirs = (_scores(table.by_name[which], done) for which in (name, other))
-        if common := sorted(set(ours) & set(theirs)):
-            mean, half = interval([ours[seed] - theirs[seed] for seed in common])
-            gain = f"{mean:+.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
-            rows.append([shows, table.by_name[name].title, table.by_name[other].title, gain, str(len(common))])
-    head = ["what", "cell", "minus", "points, ± 95 % interval", "seeds"]
-    return _table("### Differences, seed by seed", head, rows)
-
-
 def _as_published(table: Table, done: Mapping[str, Line]) -> str:
     rows = []
     for cell, lines in _runs(table, done, "data_dependent"):
         votes = f"{statistics.fmean(line['steps'] for line in lines):,.0f}"
         rows.append([cell.title, votes, *_labels(lines), _three(lines, "data_dependent"), _three(lines, "exact")])
     head = ["as published", "labels", "labels right", "student", "data-dependent ε (private)", "exact ε"]
-    return _table(f"### As published\n\n{PUBLISHED_WARNING}", head, rows)
+    return titled(f"As published\n\n{PUBLISHED_WARNING}", head, rows)
 
 
 def _of_the_code(table: Table, done: Mapping[str, Line]) -> str:
@@ -99,7 +90,7 @@ def _of_the_code(table: Table, done: Mapping[str, Line]) -> str:
             rows.append([table.by_name[name].title, *shown, _three(charged, "ε"), _three(spent, "ε"), truth])
     head = ["weights of ε = 1 / 2 / 3", "own (Scale)", "voted", "charged", "ε charged", "ε spent"]
     head += ["data-dependent ε of the votes as published, with the voted weights"]
-    return _table(f"### The weights of the published code\n\n{CODE_NOTE}", head, rows)
+    return titled(f"The weights of the published code\n\n{CODE_NOTE}", head, rows)
 
 
 def _runs(table: Table, done: Mapping[str, Line], key: str) -> list[tuple[Cell, list[Line]]]:
@@ -111,23 +102,11 @@ def _runs(table: Table, done: Mapping[str, Line], key: str) -> list[tuple[Cell, 
 def _labels(lines: list[Line]) -> list[str]:
     """How many of the labels are right, and the student's accuracy, in %."""
     students = [100 * line["accuracy"] for line in lines]
-    spread = f" ± {statistics.stdev(students):.2f}" if len(students) > 1 else ""
     right = 100 * statistics.fmean(line["labels_right"] for line in lines)
-    return [f"{right:.1f}", f"{statistics.fmean(students):.2f}{spread}"]
+    return [f"{right:.1f}", spread(students)]
 
 
 def _three(lines: Sequence[Mapping[str, list[float]]], key: str) -> str:
     """Means over runs, by group."""
     groups = range(len(lines[0][key]))
     return " / ".join(f"{statistics.fmean(line[key][group] for line in lines):.3f}" for group in groups)
-
-
-def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    if not rows:
-        return ""
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return f"{title}\n\n" + "\n".join(lines)
-
-
-def _scores(cell: Cell, done: Mapping[str, Line]) -> dict[int, float]:
-    return {seed: value(line, "accuracy") for seed, line in runs_of(cell, done).items()}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import json
 import math
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import delayed, parallel_config
+from scipy import stats
 from scipy.stats import ttest_ind
 from torch import nn
 from torch.nn import functional as F
@@ -26,11 +30,13 @@ from epsilons.errors import DataError, InputError, PlanError
 from experiments import __main__ as commands
 from experiments import figures, idx, reporting, running, training, visits
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
+from experiments.missing import not_run, provenance
 from experiments.protocol import protocols
 from experiments.results import DRAWS_VERSION, finished, keep
 from experiments.settings import HERE, RECORDS, Cell, Settings, Table, read_table
 from experiments.strategies import most_steps, one_after_another
-from runs import DONE, TABLES, run_cell, with_cells
+from pages import ROOT
+from runs import DONE, TABLES, lines, run_cell, with_cells
 
 SHARES = {"1": 0.5, "2": 0.3, "3": 0.2}
 TINY = {"dataset": "digits", "model": "logistic", "steps": 6, "batch_size": 64, "clip_norm": 1.0, "lr": 0.5}
@@ -294,7 +300,7 @@ def test_runs_are_written_into_the_folder_that_out_names(tmp_path, monkeypatch):
 
 def test_each_line_of_the_queue_names_cells_that_exist():
     for name, only, *how in ([*words, "*"] if len(words) == 1 else words for words in commands.queued()):
-        assert name in protocols() or any(fnmatch(cell.name, only) for cell in TABLES[name].cells), (name, only)
+        assert name in protocols() or any(fnmatch.fnmatch(cell.name, only) for cell in TABLES[name].cells), (name, only)
         assert how in ([], ["again"])
 
 
@@ -366,7 +372,7 @@ def test_best_momenta_are_compared_on_the_seeds_that_both_methods_have():
     }
     best = reporting._best(table, done)
     assert "| MNIST, DP-SGD, ε = 1 | 0.0 | 96.00 |  | 2 |" in best
-    assert "| MNIST, Sample, A | 0.5 | 98.00 | +2.00 | 2 |" in best
+    assert "| MNIST, Sample, A | 0.5 | 98.00 | +2.00 (two seeds) | 2 |" in best
     assert "| MNIST, Scale, A |  | **not run** |  | 0 |" in best
 
 
@@ -419,12 +425,13 @@ def test_an_unknown_cell_backend_or_key_is_refused_with_the_known_ones(table, tm
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_cell_has_the_paper_s_numbers_or_a_reason_for_none(name):
+def test_what_is_expected_of_a_table_names_its_cells(name):
     table, theirs = TABLES[name], expected(name)
-    assert {path.stem for path in (HERE / "expected").glob("*.json")} == set(TABLES)
-    assert set(theirs.cells) | set(theirs.not_printed) == set(table.by_name)
+    assert {path.stem for path in (HERE / "expected").glob("*.json")} <= set(TABLES)
+    assert set(theirs.cells) | set(theirs.not_printed) <= set(table.by_name)
     assert not set(theirs.cells) & set(theirs.not_printed)
-    assert all((theirs.source, theirs.unit))
+    for pattern in (*theirs.measured_on, *theirs.costs):
+        assert fnmatch.filter(table.by_name, pattern) or pattern == "cnn-*", pattern
     for claim in theirs.claims:
         others = {claim[key] for key in ("above", "minus") if key in claim}
         assert {claim["cell"], *others} <= set(table.by_name)
@@ -451,14 +458,19 @@ def test_the_paper_s_parameters_are_reproduced_but_for_inconsistent_entries():
     assert (wrong, right) == (20, 64)
 
 
-def test_welch_s_test_is_scipy_s_on_the_samples_themselves():
+def test_p_and_interval_are_student_s_with_a_pooled_spread_and_p_needs_three_seeds():
     coins = np.random.default_rng(0)
     ours, theirs = coins.normal(97.7, 0.1, 5), coins.normal(97.8, 0.1, 10)
     printed = Printed("accuracy", float(theirs.mean()), sd=float(theirs.std(ddof=1)), trials=10)
-    compared = Compared(printed, tuple(ours))
-    assert compared.p == pytest.approx(ttest_ind(ours, theirs, equal_var=False).pvalue)
-    assert Compared(printed, (97.7,)).p is None
-    assert Compared(Printed("accuracy", 97.6), tuple(ours)).p is None
+    compared, oracle = Compared(printed, tuple(ours)), ttest_ind(ours, theirs)
+    assert compared.p == pytest.approx(oracle.pvalue)
+    low, high = oracle.confidence_interval()
+    assert compared.half == pytest.approx((high - low) / 2)
+    assert [Compared(printed, tuple(ours[:n])).p is None for n in (1, 2, 3)] == [True, True, False]
+    assert Compared(printed, (97.7,)).half == pytest.approx(
+        stats.t.ppf(0.975, 9) * printed.sd * math.sqrt(1 + 1 / 10)  # one seed has no spread: the paper's alone
+    )
+    assert Compared(Printed("accuracy", 97.6), tuple(ours)).half is None
 
 
 def _lines(table: Table, scores: dict[str, list[float]]) -> dict[str, dict]:
@@ -490,33 +502,43 @@ def test_a_claim_holds_with_all_seeds_only_and_is_broken_by_one_pair():
     assert held(above, good[:1], [98])[0] is False
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
+# -- the pages -----------------------------------------------------------------------------------------------------
 
 
-def test_every_cell_that_was_not_run_says_so():
-    page = reporting.results_page(TABLES, {})
-    sections = page.split("\n## ")
+def test_every_cell_that_was_not_run_says_so_and_what_it_costs():
+    every = reporting.pages(TABLES, {})
+    sections = [section for page in every.values() for section in page.split("\n## ")]
     for table in TABLES.values():
-        (section,) = [part for part in sections if part.startswith(f"{table.title}\n")]
-        assert f"* Not run yet, of `{table.name}`: {'; '.join(cell.title for cell in table.cells)}\n" in page
-        if table.name in reporting.SECTIONS:
-            assert "**not run**" in section
-            continue
-        rows = [row for row in section.partition("\n### ")[0].splitlines() if row.startswith("| ")][2:]
-        assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == {cell.title for cell in table.cells}
-        assert all("**not run**" in row and "; missing: seed" in row for row in rows)
+        (section,) = [part for part in sections if f"\n`{table.name}` · paper" in part]
+        assert "**not run**" in section
+        command = f"`python -m experiments run {table.name}"
+        listed = "\n".join(line for line in every["results-paper"].splitlines() if command in line)
+        assert all(cell.title in listed for cell in table.cells)
+        assert command in section.partition("**Not run yet**")[2]
 
 
-def test_the_page_shows_both_numbers_their_difference_and_the_seeds():
-    done = _lines(TABLES["table_2"], {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]})
-    opening, _, tables = reporting.results_page({"table_2": TABLES["table_2"]}, done).partition("## Why")
-    (row,) = [row for row in tables.splitlines() if row.startswith("| MNIST, DP-SGD")]
-    p = Compared(expected("table_2").cells["mnist-dpsgd"][0], (96.7, 96.9)).p
-    assert row.endswith(f"| 96.75 ± 0.15 | 96.80 ± 0.14 | +0.05 | {p:.2g} | 2 of 5; missing: seeds 2, 3, 4 |")
-    assert "* Seeds missing, of `table_2`: MNIST, DP-SGD, ε = 1 (2 of 5); CIFAR10, Scale, A (1 of 2)\n" in opening
-    (never,) = [row for row in opening.splitlines() if row.startswith("* Not run yet, of `table_2`")]
-    assert "CIFAR10, Sample, A;" in never
-    assert "CIFAR10, Scale, A" not in never
+@pytest.mark.parametrize("name", TABLES)
+def test_the_commands_of_what_was_not_run_choose_what_is_missing_and_have_a_cost(name):
+    chosen = []
+    for _, count, hours, _, command in not_run(TABLES[name], expected(name), DONE):
+        _, *words = shlex.split(command.strip("`").removeprefix("python -m experiments run "))
+        only = words[words.index("--only") + 1] if "--only" in words else "*"
+        chosen += (found := running.missing([TABLES[name]], only, done=DONE))
+        assert len(found) == int(count)
+        assert float(hours.replace(",", "")) > 0 or name == "lira_cifar10"
+    assert len(chosen) == len(running.missing([TABLES[name]], done=DONE))
+
+
+def test_a_section_shows_both_numbers_their_difference_and_the_seeds():
+    table = TABLES["table_2"]
+    page = reporting.pages({"table_2": table}, _lines(table, {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]}))
+    half = Compared(expected("table_2").cells["mnist-dpsgd"][0], (96.7, 96.9)).half
+    row = f"| MNIST, DP-SGD, ε = 1 | 96.75 ± 0.15 | 96.80 (96.70, 96.90) | +0.05 ± {half:.2f} |  | 2 of 5 |"
+    assert row in page["results-utility"]
+    front = page["results"].replace("\u00a0", " ")
+    assert "| MNIST, A | **ours** | **96.80 (96.70, 96.90)** | **not run: " in front
+    assert "| CIFAR10, A | **ours** | **not run: 4.2 h** | **not run: " not in front
+    assert "| **57.70** |" in front
 
 
 @pytest.mark.parametrize("name", reporting.BESIDE)
@@ -526,9 +548,25 @@ def test_a_setting_is_compared_with_our_runs_of_table_2_seed_by_seed(name):
     cell = table.cells[1]
     assert there.by_name[cell.name].settings == TABLES["table_2"].by_name[cell.name].settings
     done = _lines(there, {cell.name: [97.0, 97.5]}) | _lines(table, {cell.name: [97.25]})
-    part = reporting.results_page({name: table}, done).partition("### Compared with our runs")[2]
-    (row,) = [row for row in part.splitlines() if row.startswith(f"| {cell.title} | 97.00")]
-    assert row == f"| {cell.title} | 97.00 | 97.25 | +0.25 |"
+    assert f"| {cell.title} | 97.00 | 97.25 | +0.25 (one seed) | 1 |" in reporting._beside(table, done)
+
+
+def test_a_table_without_a_page_or_expected_numbers_is_on_the_last_page():
+    own = with_cells(TABLES["fashion_mnist"], *TABLES["fashion_mnist"].cells).model_copy(update={"name": "new_idea"})
+    page = reporting.pages({"new_idea": own}, {own.cells[0].settings.named(0): {"accuracy": 0.5}})["results-beyond"]
+    assert '<a id="new-idea"></a>' in page
+    assert f"| {own.cells[0].title} | not in the paper | 50.00 |  | 1 of {len(own.cells[0].seeds)} |" in page
+
+
+def test_where_runs_come_from_says_whether_they_repeat_today():
+    table = TABLES["consumption"]
+    line = {"code": "0.1.0+abc", "wall_seconds": 36.0, "machine": {"torch": "2.0", "python": "3.11"}}
+    ids = [cell.settings.named(0) for cell in table.cells]
+    old = provenance(table, {ids[0]: line, ids[1]: {**line, "code": "0.1.0+def"}})
+    assert old.startswith("*2 runs · 0.02 hours · commits abc, def · draws 1 (today")
+    assert "at its commit, not today · python 3.11, torch 2.0*" in old
+    new = provenance(table, {ids[0]: {**line, "draws_version": DRAWS_VERSION}})
+    assert f"commit abc · draws {DRAWS_VERSION} (today {DRAWS_VERSION}): repeats to the digit · " in new
 
 
 def test_a_ledger_is_compared_with_the_target_of_its_strategy():
@@ -541,33 +579,49 @@ def test_a_ledger_is_compared_with_the_target_of_its_strategy():
     assert ledger({**line, "spent": [0.999, 2.01], "settings": {"strategy": "scale"}})[0] > 1
 
 
-def test_the_page_in_the_documentation_is_rendered_from_the_results():
-    page = reporting.results_page(TABLES, DONE)
-    assert (reporting.DOCS / "results.md").read_text(encoding="utf-8") == page, "python -m experiments report"
+def test_the_pages_in_the_documentation_are_rendered_from_the_results():
+    every = reporting.pages(TABLES, DONE)
+    assert {path.stem for path in reporting.DOCS.glob("results*.md")} == set(every)
+    for name, page in every.items():
+        found = (reporting.DOCS / f"{name}.md").read_text(encoding="utf-8")
+        assert found == page, f"{name}: python -m experiments report"
+
+
+def test_every_number_of_the_pages_is_computed_again_by_other_code():
+    command = [sys.executable, str(ROOT / "benchmarks" / "recompute_results.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) cells compared, 0 differ", done.stdout)[1]) > 2_000
 
 
 def test_figures_are_drawn_from_runs(tmp_path):
     table = TABLES["consumption"]
     done = {c.settings.named(0): run_cell(c.settings) for c in table.cells}
-    made = reporting.draw({"consumption": table}, done, tmp_path)
-    assert list(made) == ["consumption.svg"]
+    figures.draw({"consumption": table}, done, tmp_path)
     assert (tmp_path / "consumption.svg").read_text().lstrip().startswith("<?xml")
-    assert reporting.draw(TABLES, {}, tmp_path) == {}
+    figures.draw(TABLES, {}, tmp_path / "none")
+    assert list((tmp_path / "none").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["table_2", "figure_advantage", "convergence"])
-def test_a_figure_names_every_cell_that_was_not_run(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["figure_advantage", "convergence"])
+def test_a_figure_has_the_cells_that_were_run_and_no_empty_row(name, tmp_path, monkeypatch):
     table = TABLES[name]
     scale = next(cell for cell in table.cells if "scale" in cell.name)
     one = scale.settings.named(0)
     drawn = []
     monkeypatch.setattr(figures.plt, "close", drawn.append)
-    reporting.draw({name: table}, {one: DONE[one]}, tmp_path)
-    axes = drawn[0].axes[0]
-    shown = [text.get_text() for text in axes.get_yticklabels()] + axes.get_legend_handles_labels()[1]
-    for cell in table.cells:
-        said = f"{cell.title} (1 of {len(cell.seeds)} seeds)" if cell is scale else f"{cell.title} (not run)"
-        assert said in shown
+    figures.draw({name: table}, {one: DONE[one]}, tmp_path)
+    assert drawn[0].axes[0].get_legend_handles_labels()[1] == [f"{scale.title} (1 of {len(scale.seeds)} seeds)"]
+
+
+def test_the_advantage_has_a_band_over_seeds(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures.plt, "close", drawn.append)
+    figures.draw({"figure_advantage": TABLES["figure_advantage"]}, DONE, tmp_path)
+    ends = [[row["accuracy"] for row in run["curve"]][-1] for run in lines("figure_advantage", "mnist-dpsgd").values()]
+    band = drawn[0].axes[0].collections[0].get_paths()[0].vertices
+    last = band[band[:, 0] == band[:, 0].max(), 1]
+    assert np.ptp(last) == pytest.approx(2 * 100 * np.std(ends, ddof=1))
 
 
 def test_every_kept_run_belongs_to_a_cell_and_met_its_budgets():
@@ -595,7 +649,9 @@ def test_a_gpu_computes_the_cell_that_a_cpu_computes(kind):
 
 def test_the_page_of_persons_has_the_gain_of_the_results():
     """The gain of one budget per person over divided rows, for one row, under DP-SGD, at small epsilons."""
-    page, results = ((reporting.DOCS / name).read_text(encoding="utf-8") for name in ("persons.md", "results.md"))
+    page, results = (
+        (reporting.DOCS / name).read_text(encoding="utf-8") for name in ("persons.md", "results-beyond.md")
+    )
     gains = []
     for data in ("Adult", "Credit default"):
         table = results.partition(f"**{data}, ε = 0.1")[2].partition("\n\n**")[0]

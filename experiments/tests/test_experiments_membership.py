@@ -16,8 +16,8 @@ from epsilons.auditing.membership.outcomes import over_targets
 from epsilons.data.images import CIFAR10
 from experiments import membership, reporting, running, training
 from experiments.comparing import Verdict, expected, verdict
-from experiments.membership_claims import paired
-from experiments.membership_figures import draw_membership
+from experiments.membership_claims import measured, minus_placebo, paired, with_interval
+from experiments.membership_figures import draw_membership, membership_pictures
 from experiments.membership_values import TARGETS, paper_test
 from experiments.results import finished
 from experiments.settings import Cell, MembershipSettings, Table
@@ -207,6 +207,7 @@ def test_the_digits_hold_every_claim_but_one():
     verdicts = [verdict(claim, table, theirs, DONE) for claim in theirs.claims]
     (broken,) = [v for v in verdicts if not v.held]
     assert "roughly the same" in broken.say
+    assert broken.word == "not seen on a linear model"
     for cell in table.cells:
         line = DONE[cell.settings.named(0)]
         assert line["shadows"] == 512
@@ -217,20 +218,39 @@ def test_the_page_says_how_many_shadows_an_arm_has_and_what_the_paper_s_test_is(
     table = TABLES["lira_digits"]
     first, second = (cell.settings.named(0) for cell in table.cells[:2])
     done = {first: {**DONE[first], "shadows": 64}, second: DONE[second]}
-    page = reporting.results_page({"lira_digits": table}, done)
-    rows = [row for row in page.splitlines() if row.startswith("| Sample | 10 |")]
-    assert rows[0].endswith("| 64 of 512 |")
-    assert "* Fewer shadows than planned, of `lira_digits`: Sample (64)\n" in page
-    assert "| DP-SGD, ε = 10 |  | not of the paper | **not run** |" in page
+    every = reporting.pages({"lira_digits": table}, done)
+    page = every["results-membership-linear"]
+    assert next(row for row in page.splitlines() if row.startswith("| Sample | 10 |")).endswith("| 64 of 512 |")
+    assert "| DP-SGD, ε = 10 |  | **not run** |" in page
     assert "This test is not valid for the claim." in page
+    (rest,) = [row for row in every["results-paper"].splitlines() if "run lira_digits`" in row]
+    assert rest.split(" | ")[2] == "3"  # Scale has all of its shadows
+
+
+def test_each_effect_is_also_shown_without_that_of_the_placebo():
+    table = TABLES["lira_digits"]
+    arms = {cell.name: DONE[cell.settings.named(0)] for cell in table.cells}
+    effect = {name: np.subtract(*line["target_auc"]["lira-shrunk"][::-1]) for name, line in arms.items()}
+    oracle = over_targets(effect["scale"] - (effect["dpsgd-10"] + effect["dpsgd-20"]) / 2)
+    found = minus_placebo("scale", arms, "lira-shrunk")
+    assert found == oracle
+    assert f"| {with_interval(found)} |" in reporting.pages({"lira_digits": table}, DONE)["results-membership-linear"]
+    low = {"cell": "scale", "attack": "lira-shrunk", "quantity": "low"}
+    assert measured(low, table, DONE).found.value == oracle.low
+    assert oracle.value == pytest.approx(arms["scale"]["difference"]["lira-shrunk"]["auc"][0] - 0.0038, abs=1e-4)
+    fewer = {**arms["dpsgd-20"], "shadows": 64}  # with other references, targets differ
+    one = {"scale": arms["scale"], "dpsgd-20": fewer}
+    assert minus_placebo("scale", one, "lira-shrunk") is None
 
 
 def test_figures_of_an_attack_are_drawn_and_name_the_arms_that_were_not_run(tmp_path):
     table = TABLES["lira_digits"]
     sample = table.by_name["sample"].settings.named(0)
-    made = draw_membership({"lira_digits": table}, {sample: DONE[sample]}, tmp_path)
+    draw_membership({"lira_digits": table}, {sample: DONE[sample]}, tmp_path)
+    made = [file for file, _ in membership_pictures(table, {sample: DONE[sample]})]
     assert sorted(made) == sorted(path.name for path in tmp_path.iterdir())
     assert len(made) == 4
     for name in ("roc", "targets", "dpsgd"):
         assert "Scale (not run)" in (tmp_path / f"lira_digits_{name}.svg").read_text()
-    assert draw_membership({"lira_digits": table}, {}, tmp_path) == {}
+    assert "Scale" not in (tmp_path / "lira_digits_arms.svg").read_text()  # no empty row
+    assert membership_pictures(table, {}) == []

@@ -15,9 +15,10 @@ RUN = r"run (\w+)(?: --only (\S+))?(?: --seeds \d+)?(?: --again)?"
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as the anchors of links, and the link to the page itself."""
+    """The headings of a page and its own anchors, as those of links, and the link to the page itself."""
+    own = re.findall(r'<a id="([^"]+)">', page.read_text(encoding="utf-8"))
     headings = [line.lstrip("# ").lower() for line in outside_of_fences(page) if line.startswith("#")]
-    return {"", *(re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings)}
+    return {"", *own, *(re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -28,7 +29,7 @@ def test_links_and_files_that_a_page_names_are_there(page):
     assert [file for file in re.findall(r"`((?:\w+/)+\w+\.py)`", text) if not (ROOT / file).exists()] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "results.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "results-reading.md"], ids=lambda page: page.name)
 def test_the_commands_of_a_page_name_a_table_and_a_cell_of_it(page):
     for command in [command for block in blocks(page, "console") for command in commands(block)]:
         if found := re.fullmatch(rf"\.venv/bin/python -m experiments (?:report|list|{RUN})", command):

@@ -134,7 +134,7 @@ def test_a_claim_on_classes_is_broken_by_one_class_that_moves_the_other_way():
     done = results(all_2=BEFORE, **moved_by(lambda k: 2 + k, -1))
     assert [found(done, 3, "itself", least).held for least in (0.0, 2.0, 2.5)] == [True, True, False]
     assert found(done, 3, "others").held
-    assert found(done, 3, "itself").found == "10 of 10 classes (+2.00 to +11.00 points)"
+    assert found(done, 3, "itself").found == "10 of 10 classes (+2.00 to +11.00 points); one seed"
     one_back = found(results(all_2=BEFORE, **moved_by(lambda k: k, -1)), 3, "itself")  # class 0 does not move
     assert one_back.found.startswith("9 of 10 classes")
     assert one_back.held is False
@@ -163,19 +163,19 @@ def test_the_page_shows_what_the_class_and_the_others_gain_beside_the_paper_s_su
     assert classes.own(matrix)[3] == pytest.approx(11)
     assert classes.others(matrix)[3] == pytest.approx(-9 / 9)
     assert np.isnan(matrix[:, 2]).all()
-    page = per_class.section(TABLE, THEIRS, done).replace("**not run**", "–")
+    page = per_class.body(TABLE, THEIRS, done).replace("**not run**", "–")
     for row in (
         "| 3 | +11.0 (-1.00) | – | – | – |",
         "| 3 | 52.88 ± 2.6 | 61.0 | – | 32.64 ± 1.91 | 50.0 | 6.67 ± 1.09 | – | – |",
         "| all but 3 | 54.62 ± 2.42 | 49.0 | – | 57.23 ± 2.5 | 50.0 | 58.75 ± 2.42 | – | – |",
     ):
         assert row in page
-    assert "### " not in per_class.section(TABLE, THEIRS, results(all_2=BEFORE))
+    assert "### " not in per_class.body(TABLE, THEIRS, results(all_2=BEFORE))
 
 
 def test_a_table_without_printed_numbers_has_ours_only():
     mnist = TABLES["per_class_mnist"]
-    page = per_class.section(mnist, expected("per_class_mnist"), results(mnist, all_2=BEFORE))
+    page = per_class.body(mnist, expected("per_class_mnist"), results(mnist, all_2=BEFORE))
     assert "| class | ε = 3, Sample | ε = 3, Scale | ε = 2 | ε = 1, Sample | ε = 1, Scale |" in page
     assert "| all but 3 | **not run** | **not run** | 50.0 | **not run** | **not run** |" in page
 
@@ -183,7 +183,7 @@ def test_a_table_without_printed_numbers_has_ours_only():
 def test_the_gap_of_the_balance_table_is_that_of_the_mean_accuracies():
     cell = BALANCE.by_name["features-sample"].settings
     done = {cell.named(0): line([90] + [50] * 9), cell.named(1): line([50] * 9 + [90])}
-    page = balance.section(BALANCE, expected("class_balance"), done)
+    page = balance.body(BALANCE, expected("class_balance"), done)
     halves = " | ".join(["70.00", *["50.00"] * 8, "70.00"])
     assert f"| Features, Sample, ten budgets | {halves} | 20.00 | 2 of 3 |" in page
     assert "| the ten budgets | 0.75 | 0.5 | 2 | 2.6 | 4.1 | 2.1 | 2.05 | 3 | 3.1 | 6.1 |" in page
@@ -204,7 +204,7 @@ def span(points: FloatArray) -> str:
 
 
 def test_the_explanation_has_the_numbers_of_the_runs():
-    text = " ".join((reporting.DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((reporting.DOCS / "results-per-class.md").read_text(encoding="utf-8").split())
     found = {panel: classes.changes(TABLE, DONE, *panel) for panel in per_class.PANELS}
     up, down = (
         " and ".join(
@@ -228,7 +228,7 @@ def test_the_heat_maps_have_the_changed_class_in_columns():
     first = figure.axes[0].images[0].get_array()
     assert first[3, 3] == pytest.approx(11)
     assert first[0, 3] == pytest.approx(-1)
-    assert figure.axes[0].get_title() == "Sample, ε = 3 (1 of 10)"
+    assert figure.axes[0].get_title() == "Sample, ε = 3 (1 of 10; grey: not run)"
     plt.close(figure)
 
 

@@ -120,11 +120,9 @@ def test_the_rows_on_pate_are_those_of_the_results():
     (a, wide_a), (b, wide_b) = found
     assert max(wide_a, wide_b) < min(a, b)
     above = [gain("pate", f"sgd-{m}-{s}", f"weighting-{s}")[0] for m in ("sample", "scale") for s in "ab"]
-    assert_page_says(
-        "docs/results-paper.md",
-        f"+{a:.1f} and +{b:.1f} points above PATE at ε = 1",
-        f"by {min(above):.1f} to {max(above):.1f} points on the same features",
-    )
+    assert_page_says("docs/results-paper.md", f"{a:+.2f} and {b:+.2f} points above PATE at ε = 1")
+    words = f"gain {b:.0f} to {a:.0f} points over PATE at ε = 1 (ten draws of votes), and Sample and Scale are "
+    assert_page_says("docs/results-baselines.md", f"{words}{min(above):.0f} to {max(above):.0f} points above them")
 
 
 def test_the_page_has_a_row_for_each_cell_that_was_run_and_for_no_other():
@@ -180,7 +178,7 @@ def test_what_the_pages_say_about_filters_follows_from_the_results():
     assert means["tiers-pld"] > means["tiers-renyi-182"]
     gained = means["full-assigned"] - means["full-filter"]
     assert 0 < gained < 0.1
-    assert_page_says("docs/results-paper.md", f"0.31 for half of the records is worth {gained:+.2f} ±")
+    assert_page_says("docs/results-paper.md", f"0.31 for half of the records is worth {gained:+.2f} points")
     assert all(line["part_spent"][1] < 0.5 for line in lines("individual_accounting", "full-filter").values())
 
 

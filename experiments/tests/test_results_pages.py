@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
-import shlex
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import epsilons
-from epsilons import Budgets, Recipe, plan
-from experiments import opening, reporting
-from experiments.comparing import expected, ledger, verdict
-from experiments.running import missing
+from epsilons import Budgets, Recipe, SampledGaussian, plan
+from epsilons.accounting import ACCOUNTANTS
+from experiments import errata, opening, reporting
+from experiments.comparing import NETWORK, NOT_RUN, WORDS, expected, interval, verdict
+from experiments.settings import HERE
 from experiments.strategies import one_after_another
-from pages import ROOT, assert_page_says, rows, section, text_of
+from pages import ROOT, assert_page_says, rows, section
 from runs import DONE, TABLES, gains, mean, scores, scores_of, with_cells
 
 SOURCE = Path(epsilons.__file__).parent
-PAPER = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("paper.md", "results-paper.md"))
+RDP = ACCOUNTANTS["rdp"]
+PAPER = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 
 
 def test_how_much_less_noise_pld_needs_in_the_runs_of_that_table():
@@ -30,7 +31,7 @@ def test_how_much_less_noise_pld_needs_in_the_runs_of_that_table():
         stds = [plan(budgets, settings.recipe(60_000), settings.strategy, name).noise_std for name in ("pld", "rdp")]
         less[settings.strategy] = f"{100 * (1 - stds[0] / stds[1]):.1f}"
     assert_page_says(
-        "docs/results.md",
+        "docs/results-beyond.md",
         f"less of it: {less['uniform']} % for DP-SGD at ε = 1, {less['scale']} and {less['sample']} % for Scale and "
         "Sample in setup A.",
     )
@@ -59,6 +60,13 @@ THEIRS = {name: expected(name) for name in TABLES}
 VERDICTS = [verdict(claim, TABLES[name], theirs, DONE) for name, theirs in THEIRS.items() for claim in theirs.claims]
 
 
+SAID = {v.say for v in VERDICTS}
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row[1:-1].split("|")] if row.count("|") == 5 else [""] * 4
+
+
 def test_the_readme_s_sentence_on_mnist():
     pairs = [gain for cell in METHODS for gain in gains("table_2", cell, "mnist-dpsgd")]
     assert min(pairs) > 0
@@ -73,149 +81,164 @@ def test_how_much_of_the_gain_on_mnist_is_momentum():
     """With each method at its better momentum, over the seeds that all have; before, at 0.5 for all."""
     cells = [TABLES["momentum"].by_name[name] for name in ("mnist-dpsgd", *METHODS)]
     found = {cell.name: [scores_of(cell.but(momentum=momentum)) for momentum in (0.0, 0.5)] for cell in cells}
-    seeds = set.intersection(*(set(by_seed) for both in found.values() for by_seed in both))
-    means = {
-        name: [statistics.fmean(by_seed[seed] for seed in sorted(seeds)) for by_seed in both]
-        for name, both in found.items()
-    }
-    before = {name: means[name][1] - means["mnist-dpsgd"][1] for name in METHODS}
-    left = {name: max(means[name]) - max(means["mnist-dpsgd"]) for name in METHODS}
+    seeds = sorted(set.intersection(*(set(by_seed) for both in found.values() for by_seed in both)))
 
-    def span(numbers: dict[str, float], setup: str) -> str:
-        return " to ".join(sorted({f"{numbers[f'mnist-{method}-{setup}']:.1f}" for method in ("sample", "scale")}))
+    def best(name: str) -> list[float]:
+        return max(([by_seed[seed] for seed in seeds] for by_seed in found[name]), key=statistics.fmean)
 
-    count = {2: "two", 3: "three", 4: "four", 5: "five"}[len(seeds)]
-    words = (
-        f"{span(left, 'a')} of {span(before, 'a')} points are left in setup A and {span(left, 'b')} of "
-        f"{span(before, 'b')} in B"
+    def above(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+        return interval([one - two for one, two in zip(ours, theirs, strict=True)])
+
+    plain = [found["mnist-dpsgd"][1][seed] for seed in seeds]
+    before = {name: above([found[name][1][seed] for seed in seeds], plain)[0] for name in METHODS}
+    left = {name: above(best(name), best("mnist-dpsgd")) for name in METHODS}
+
+    def span(setup: str) -> str:
+        pairs = [left[f"mnist-{method}-{setup}"] for method in ("sample", "scale")]
+        means = " to ".join(sorted({f"{mean:.1f}" for mean, _ in pairs}))
+        (was,) = {f"{before[f'mnist-{method}-{setup}']:.1f}" for method in ("sample", "scale")}
+        return f"{means} ± {max(half for _, half in pairs):.1f} of {was}"
+
+    words = f"{span('a')} points are left in setup A and {span('b')} in B"
+    assert len(seeds) == 3
+    assert all(left[name][0] / before[name] <= 0.5 for name in METHODS)
+    assert_page_says("README.md", words, "over three seeds", "Half or more of that gain is, by the means, the momentum")
+    assert_page_says("docs/results-beyond.md", f"{words} (three seeds, 95 % intervals")
+
+
+# -- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_claim_is_listed_under_what_the_runs_say_of_it_with_its_model_and_few_seeds():
+    for word in (*WORDS.values(), NOT_RUN):
+        text = section("docs/results-claims.md", word[0].upper() + word[1:])
+        listed = {say: (found, model) for _, say, found, model in map(cells, text.splitlines()[3:]) if say in SAID}
+        wanted = {v.say: v for v in VERDICTS if v.word == word}
+        assert set(listed) == set(wanted)
+        for say, verdict_ in wanted.items():
+            ran = word != NOT_RUN
+            assert listed[say][1] == (verdict_.model if ran else "")
+            assert not ran or listed[say][0].startswith(verdict_.found)
+            assert listed[say][0].endswith({1: "**one seed**", 2: "**two seeds**"}.get(verdict_.seeds, "")), say
+    assert all("linear" in v.model for v in VERDICTS if v.word == WORDS[False, False])
+    assert sum(v.seeds == 1 for v in VERDICTS) > 0
+
+
+def test_a_claim_has_a_word_for_what_holds_and_on_which_model():
+    table, accuracies = TABLES["features"], {"cifar10-dpsgd": 0.6, "cifar10-sample-a": 0.7}
+    done = {table.by_name[cell].settings.named(0): {"accuracy": accuracy} for cell, accuracy in accuracies.items()}
+    theirs = expected("features")
+    claim = next(c for c in theirs.claims if c["cell"] == "cifar10-sample-a" and "above" in c)
+    backwards = {**claim, "cell": "cifar10-dpsgd", "above": "cifar10-sample-a"}
+    network = replace(theirs, measured_on={})
+    assert network.model("cifar10-dpsgd") == NETWORK
+    words = [verdict(one, table, on, done).word for on in (theirs, network) for one in (claim, backwards)]
+    assert words == [WORDS[True, False], WORDS[False, False], WORDS[True, True], WORDS[False, True]]
+    assert verdict(claim, table, theirs, {}).word == NOT_RUN
+    assert opening.said([verdict(one, table, network, done) for one in (claim, claim, backwards)]) == (
+        "reproduced: 2 of 3; contradicted on the paper's network: 1 of 3"
     )
-    assert all(left[name] / before[name] <= 0.5 for name in METHODS)
-    assert_page_says("README.md", f"{words}, over {count} seeds", "Half or more of that gain is the momentum of 0.5")
-    assert_page_says("docs/results.md", f"{words} (`momentum`, {count} seeds)")
 
 
-def test_what_held_rests_on_two_seeds_or_more_and_the_rest_says_that_it_does_not():
-    held, once = (
-        [line for line in section("docs/results.md", title).splitlines() if line.startswith("* ")]
-        for title in ("What held", opening.ONCE)
+def test_the_front_page_has_table_2_first_and_a_scorecard_without_a_gap():
+    front = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert front.index("| data, setup |") < front.index("## Scorecard")
+    card = rows(section("docs/results.md", "Scorecard"), 6)
+    assert len(card) >= 18
+    for item, (_, ours, said, model, seeds) in card.items():
+        assert all((ours, said, model, seeds)), item
+        assert NOT_RUN not in ours, item
+    tested = [found for found in VERDICTS if found.found != NOT_RUN]
+    counts = {word: sum(v.word == word for v in tested) for word in WORDS.values()}
+    assert_page_says(
+        "docs/results.md",
+        f"Of {len(tested)} claims that were tested, {counts[WORDS[True, True]]} were reproduced, "
+        f"{counts[WORDS[True, False]]} have the same direction on another model, {counts[WORDS[False, False]]} were "
+        f"not seen on a linear model, and {counts[WORDS[False, True]]} were contradicted on the paper's network. "
+        f"{sum(v.seeds == 1 for v in tested)} rest on one seed",
+        f"{mean('features', 'cifar10-scale-a'):.1f} % on CIFAR10 with Scale in setup A",
     )
-    assert len(held) == 1 + sum(v.held is True and v.seeds > 1 for v in VERDICTS)  # and a line on all ledgers
-    assert len(once) == sum(v.seeds == 1 for v in VERDICTS) > 0
-    assert not any("(1 of 1" in line or "1 of 1 pairs" in line for line in held)
-    assert all(re.search(r"1 of [12] seeds|[01] of 1 pairs|of \d+ classes", line) for line in once)
-    assert_page_says("docs/results.md", " ".join(opening.ONCE_MEANS.split()))
 
 
-def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
-    table, accuracies = TABLES["fashion_mnist"], {"dpsgd": 0.8, "sample-a": 0.9}
-
-    def page(seeds: int) -> tuple[str, str]:
-        """The opening before and after the heading of claims with one seed."""
-        cells = [cell.model_copy(update={"seeds": tuple(range(seeds))}) for cell in table.cells]
-        scored = [(cell, seed) for cell in cells for seed in cell.seeds if cell.name in accuracies]
-        done = {cell.settings.named(seed): {"accuracy": accuracies[cell.name]} for cell, seed in scored}
-        whole = reporting.results_page({"fashion_mnist": with_cells(table, *cells)}, done)
-        return whole.partition("## Why")[0].partition(f"## {opening.ONCE}")[::2]
-
-    line = "* Fashion-MNIST, Sample, A: above DP-SGD with every seed"
-    assert [line in half for half in page(1)] == [False, True]
-    assert [line in half for half in page(2)] == [True, False]
-    assert page(2)[1] == ""
+def test_a_text_says_which_number_has_no_run():
+    table = TABLES["fashion_mnist"]
+    every = {"fashion_mnist": with_cells(table, *table.cells)}
+    fill = opening.Filled(every, {"fashion_mnist": expected("fashion_mnist")}, {"fashion_mnist": []}, {})
+    fields = "{mean fashion_mnist dpsgd}, {gain fashion_mnist sample-a dpsgd}, {mean table_2 mnist-dpsgd}, {#a}"
+    assert fill(fields) == "not run, not run, not run, {#a}"
 
 
-def test_the_ten_lines_have_the_numbers_of_the_results():
-    lines = section("docs/results.md", "In ten lines")
-    assert f"{mean('features', 'cifar10-scale-a'):.1f} % on CIFAR-10" in lines
-    assert f"{statistics.fmean(gains('table_2', 'mnist-sample-a', 'mnist-dpsgd')):+.2f}" in lines
-    tested = [found for found in VERDICTS if found.found != "not run"]
-    assert f"Of {len(tested)} claims" in lines
-    assert f"{sum(found.seeds == 1 for found in tested)} rest" in lines
-    assert "not run" not in lines.lower().replace("**not run**: svhn", "")
-    assert lines.count("\n* ") == 10
+# -- errata ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_errata_have_each_printed_parameter_that_contradicts_the_paper():
+    listed, odd = rows(section("docs/results-errata.md", "Parameters"), 4), 0
+    names = {"noise_multiplier": "σ_p", "clip_norm": "c_p", "noise_scale": "σ"}
+    for cell, printed in expected("parameters").cells.items():
+        for row in printed:
+            if row.contradicts:
+                data, method, setup = cell.removesuffix("-tuned").split("-")
+                where = f"Table {6 if cell.endswith('-tuned') else 7}, {data.upper()}, {method.title()}, setup "
+                found = listed[f"{where}{setup.upper()}: {names[row.quantity.partition('[')[0]]}"][0]
+                assert f"{row.mean:g}" in found
+                odd += 1
+    assert odd == 20
+    assert sum(len(found[0].split(", ")) for where, found in listed.items() if where.startswith("Table")) == odd
+
+
+def test_the_errata_are_computed_from_what_the_paper_prints():
+    """By hand: the means of three numbers, the iterations of 60 epochs, what the code spends, and the mean budgets."""
+    listed, found = rows((ROOT / "docs" / "results-errata.md").read_text(encoding="utf-8"), 4), errata.numbers()
+    svhn = listed["Table 7, SVHN, Scale, setup A: σ"]
+    assert svhn[1] == f"{1 / (0.34 / 2.747 + 0.43 / 1.589 + 0.23 / 1.214):.3f}" != svhn[0]
+    assert f"{0.34 * 2.747 + 0.43 * 1.589 + 0.23 * 1.214:.3f}" in svhn[2]
+    assert found["iterations"] == f"{60 * 50_000 / 1_024:.2f}"
+    spends = RDP([SampledGaussian(1 / 118, 3.42529, 9_375)], 1e-5)
+    assert found["mnist-spent"] == f"{spends:.4f}"
+    assert found["budgets"] == f"{0.34 + 0.86 + 0.69:.2f} and {0.54 + 0.74 + 0.27:.2f}"
+    text = (HERE / "texts.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\{errata ([\w-]+)\}", text)) == set(found)
 
 
 # -- what of the paper is not here -----------------------------------------------------------------------------------
 
-STATES = {"here", "here, not used", "here, did not hold", "not here"}
-COMMAND = "python -m experiments run "
+STATES = {"here", "here, not used", "on another model", "not here", NOT_RUN, *WORDS.values()}
 
 
 def states() -> dict[str, list[str]]:
-    parts = section("docs/paper.md", "Where each part is"), (ROOT / "docs" / "results-paper.md").read_text("utf-8")
+    parts = (
+        section("docs/paper.md", "Where each part is"),
+        section("docs/results-paper.md", "The status of everything"),
+    )
     return {item: row for part in parts for item, row in rows(part).items() if row[0] != "state"}
 
 
-def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():
+def test_every_row_on_the_status_has_a_state_and_names_what_exists():
     table, cited = states(), set()
     assert len(table) >= 45
     for item, (state, *rest) in table.items():
-        assert state in STATES, item
+        assert set(re.sub(r": \d+ of \d+", "", state).split("; ")) <= STATES, item
         for code in re.findall(r"`([^`]+)`", " ".join(rest)):
-            if code.startswith(COMMAND):
-                cited.add(code.removeprefix(COMMAND).split()[0])
-            elif "/" in code:
+            if "/" in code:
                 assert (SOURCE / code).exists() or (ROOT / code).exists(), f"{item}: {code}"
             elif code in TABLES:
                 cited.add(code)
             else:
                 assert callable(functools.reduce(getattr, code.split("."), epsilons)), f"{item}: {code}"
-    ours = {"momentum", "pld", "conventions", "fashion_mnist", "features", "visits"}  # these are not in the paper
-    assert cited == set(TABLES) - ours
+    on_pages = {name for name, table in TABLES.items() if expected(name).items}
+    assert on_pages <= cited
 
 
-def test_what_is_not_here_names_what_is_missing_and_a_command_that_would_run_it():
-    for item, (state, text) in states().items():
-        commands = [code for code in re.findall(r"`([^`]+)`", text) if code.startswith(COMMAND)]
-        assert bool(commands) <= (state == "not here"), item
-        assert text.startswith(("Missing: ", "Reason: ")) == (state == "not here"), item
-        for command in commands:
-            name, *options = shlex.split(command.removeprefix(COMMAND))
-            given = dict(zip(options[::2], options[1::2], strict=True))
-            assert set(given) <= {"--only", "--device"}, command
-            chosen = [job[1] for job in missing([TABLES[name]], given.get("--only", "*"))]
-            assert chosen, command
-            if "--device" not in given:  # something of it was not run
-                assert missing([TABLES[name]], given.get("--only", "*"), done=DONE), command
-
-
-def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
-    table, numbers = states(), {1: "one", 2: "two", 5: "five"}
-
-    def seeds(name: str, *cells: str) -> str:
-        (count,) = {len(scores(name, cell)) for cell in cells}
-        return numbers[count]
-
-    assert (
-        f"MNIST with {seeds('table_2', 'mnist-dpsgd', *METHODS)} seeds; CIFAR-10 setup A with "
-        f"{seeds('table_2', 'cifar10-sample-a', 'cifar10-scale-a')}, DP-SGD with {seeds('table_2', 'cifar10-dpsgd')}"
-    ) in table["Accuracy, tuned for each method: MNIST, CIFAR-10"][1]
-    for cell in TABLES["table_2"].cells:
-        is_left_out = cell.settings.dataset == "svhn" or re.fullmatch("cifar10-.*-b", cell.name) is not None
-        assert is_left_out == (not scores_of(cell)), cell.name
-    untuned = sorted({len(scores_of(c)) for c in TABLES["table_untuned"].cells if c.settings.dataset == "cifar10"})
-    assert f"{' or '.join(numbers[n] for n in untuned)} seeds" in table["Accuracy, tuned for DP-SGD: CIFAR-10"][1]
-    assert f"{seeds('figure_advantage', 'mnist-dpsgd-3')} seeds" in table["MNIST, advantage over DP-SGD"][1]
-
-    bound, plain = mean("figure_advantage", "mnist-dpsgd-3"), mean("table_2", "mnist-dpsgd")
-    closed = {s: 100 * (mean("table_2", f"mnist-sample-{s}") - plain) / (bound - plain) for s in "ab"}
-    gap = f"{closed['a']:.0f} % of the gap in setup A, {closed['b']:.0f} % in B"
-    assert table["Close to the upper bound, everyone at ε = 3"][1] == gap
-    most = max(mean("table_2", f"mnist-{m}-a") - plain for m in ("sample", "scale"))
-    tuned = [gains("table_2", f"cifar10-{m}-a", "cifar10-dpsgd")[0] for m in ("sample", "scale")]
-    (row,) = [row for item, row in table.items() if item.startswith("Gains over DP-SGD: 1.06")]
-    assert row[1].startswith(
-        f"MNIST {most:.2f}, of which half or more is momentum; CIFAR-10 {tuned[0]:.1f} and {tuned[1]:.1f} with one seed"
-    )
-    least = min(parts[1] for line in DONE.values() if (parts := ledger(line)) is not None)
-    assert table["All groups use up their budgets together"][1] == f"to {math.floor(least * 1e4) / 100:.2f} % or more"
-    ahead = [gain > 0 for gain in gains("mix", "mnist-sample-a", "mnist-scale-a")]
-    progression = table['"A clear progression" from Scale to Sample'][1]
-    assert progression == f"Sample ahead in {sum(ahead)} of {len(ahead)} seeds"
-    come_out, printed = re.search(r"(\d+) of (\d+) printed numbers come out", text_of("docs/results.md")).groups()
-    assert (
-        f"{come_out} of {printed} printed numbers come out; for each of the other {int(printed) - int(come_out)} it is "
-        "said why"
-    ) in table["Hyperparameters; tuned ones; individualization parameters"][1]
+def test_every_item_of_the_paper_has_an_anchor_and_a_link_to_it():
+    items = [item for name in TABLES for item in expected(name).items]
+    assert len(items) == len(set(items))
+    tables = [f"Table {number}" for number in range(2, 18)]
+    assert {*tables, *(f"Figure {number}" for number in range(1, 11))} <= set(items)
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("results*.md"))
+    for name in TABLES:
+        for anchor in reporting._anchors(TABLES[name], expected(name)):
+            assert f'<a id="{anchor}"></a>' in text, anchor
+    assert not re.search(r"\b(tab|fig|app|sec):\w", text)
 
 
 def test_the_accuracies_on_the_page_of_concepts():
