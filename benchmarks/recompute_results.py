@@ -415,7 +415,8 @@ def chosen(table: str) -> dict[tuple[str, str], tuple[float, dict[str, Any], dic
     best = {}
     for which, trials in scored.items():
         most = max(map(len, trials.values()))
-        means = [(fmean([100 * one["accuracy"] for one in t]), t[0]) for t in trials.values() if len(t) == most]
+        ranked = sorted(trials.values(), key=lambda t: -t[0]["accuracy"])  # of equal means, the better trial
+        means = [(fmean([100 * one["accuracy"] for one in t]), t[0]) for t in ranked if len(t) == most]
         mean, line = max(means, key=lambda pair: pair[0])
         best[which] = mean, line["settings"], tested[which]
     return best
