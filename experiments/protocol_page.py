@@ -73,7 +73,7 @@ def _chosen(protocol: Protocol, done: Mapping[str, Line]) -> str:
         for cell in cells
         for method, _, half in [cell.name.rpartition("-")]
     ]
-    return markdown(["settings that were chosen", "momentum", *_keys(protocol)], rows) if rows else ""
+    return markdown(["settings that were chosen", "half of the trials", *_keys(protocol)], rows) if rows else ""
 
 
 def _keys(protocol: Protocol) -> list[str]:
