@@ -176,7 +176,8 @@ def contribution(group: int) -> set[tuple[str, int | None, str | None]]:
 BLOCK_NOISE = ("noise_std", None, "block.weight")
 ALL_NOISE = {("noise_std", None, "body.weight"), ("noise_std", None, "body.bias"), BLOCK_NOISE}
 PLANTED = {
-    "half the noise": Bug(noise_times(0.5), ALL_NOISE, False, canaries=250, violated=[2], overspent=1.8),
+    # With four of five seeds, scores show it, too; with the other one, the measured noise alone.
+    "half the noise": Bug(noise_times(0.5), ALL_NOISE, False, canaries=250, seed=3, violated=[2], overspent=1.8),
     "clip norm of group 1 times 3": Bug(clip_norm_times(3.0, 1), contribution(1), canaries=250, violated=[1]),
     "clip norm of group 0 times 1.01": Bug(clip_norm_times(1.01, 0), contribution(0), canaries=30),
     # 40 steps measure the noise on the block's 750 coordinates to 0.41 %: 3 % are seven standard errors.

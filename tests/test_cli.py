@@ -182,7 +182,8 @@ def test_the_extra_app_is_what_the_package_says_it_is():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     named = {re.split("[>=]", one)[0] for one in project["optional-dependencies"]["app"]}
     assert named == {{"PIL": "pillow", "sklearn": "scikit-learn"}.get(name, name) for name in errors.APP}
-    assert {re.split("[>=]", one)[0] for one in project["dependencies"]} == {"torch", "numpy", "scipy", "safetensors"}
+    needed = {"torch", "numpy", "scipy", "safetensors", "cryptography"}
+    assert {re.split("[>=]", one)[0] for one in project["dependencies"]} == needed
 
 
 # -- the list of commands ----------------------------------------------------------------------------------------------

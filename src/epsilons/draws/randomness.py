@@ -51,7 +51,8 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         import torch
 
-        self.radius, self.angle, self.cosine, self.sine = torch.empty((4, AT_ONCE), dtype=torch.float64, device="cpu")
+        tensors = torch.empty((4, AT_ONCE), dtype=torch.float64, device="cpu")
+        self.arrays, (_, self.angle, self.cosine, self.sine) = tensors.numpy(), tensors
 
 
 @cache
@@ -88,7 +89,7 @@ def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> N
     import torch
 
     own, pairs = _scratch(), len(radii)
-    radius, angle = own.radius[:pairs].numpy(), own.angle[:pairs]
+    radius, angle, cosine, sine = own.arrays[:, :pairs]
     # √(−2 ln u), u = (the first 63 bits of the word + 1)·2⁻⁶³.
     np.right_shift(radii, np.uint64(1), out=radii)
     radius[:] = radii.view(np.int64)
@@ -98,13 +99,13 @@ def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> N
     radius *= -2.0
     np.sqrt(radius, out=radius)
     # The word as a signed number of turns, times 2⁶⁴.
-    angle.numpy()[:] = angles.view(np.int64)
-    angle.numpy()[:] *= 2 * np.pi * 2.0**-64
+    angle[:] = angles.view(np.int64)
+    angle *= 2 * np.pi * 2.0**-64
     with torch.inference_mode():  # no graph, and no version of `out`
-        torch.cos(angle, out=own.cosine[:pairs])
-        torch.sin(angle, out=own.sine[:pairs])
-    np.multiply(radius, own.cosine[:pairs].numpy(), out=first)
-    np.multiply(radius[: len(second)], own.sine[: len(second)].numpy(), out=second)
+        torch.cos(own.angle[:pairs], out=own.cosine[:pairs])
+        torch.sin(own.angle[:pairs], out=own.sine[:pairs])
+    np.multiply(radius, cosine, out=first)
+    np.multiply(radius[: len(second)], sine[: len(second)], out=second)
 
 
 # -- Every coin and every noise value, as a function of (key, phase, step)
