@@ -100,9 +100,7 @@ def evaluation_bug(settings: Settings, seed: int, label: str = "", device: str =
         "plan": plan.digest,
         "steps": plan.steps,
         "guarantee": "none",
-        "accuracy": training.scores_by_group(model, training.tensors(test), torch.zeros(len(test.targets)).long())[1][
-            0
-        ],
+        "accuracy": training.scores_by_group(model, training.tensors(test), group)[1][0],
         "steps_with_a_record_twice": twice,
         "records_per_step": [float(np.mean(sizes)), float(np.std(sizes))],
         "weights": training.digest(model),
