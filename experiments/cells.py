@@ -19,6 +19,7 @@ import epsilons
 from epsilons.errors import EpsilonsError
 
 from .alternatives import alternatives
+from .evaluation_bug import evaluation_bug
 from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
 from .membership import membership
@@ -42,6 +43,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "pate": pate,
     "pate-sgd": pate_sgd,
     "visits": visits,
+    "evaluation-bug": evaluation_bug,
 }
 
 #: Libraries whose versions the numbers may depend on.

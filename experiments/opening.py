@@ -157,10 +157,10 @@ class Filled:
 
     def number_against(self, table: str, cell: str, other: str, group: str) -> str:
         """The AUC of a group minus that under the other arm."""
-        lines = [run_of(self.every[table].by_name[name], self.done) for name in (cell, other)]
-        if None in lines:
+        line, its = (run_of(self.every[table].by_name[name], self.done) for name in (cell, other))
+        if line is None or its is None:
             raise _Missing
-        return f"{paired(lines[0], lines[1], next(iter(lines[0]['auc'])), int(group)).value:+.3f}"
+        return f"{paired(line, its, next(iter(line['auc'])), int(group)).value:+.3f}"
 
     def number_parameters(self, table: str) -> str:
         """How many printed parameters come out."""
@@ -198,7 +198,7 @@ class Filled:
         """What the runs say of the claims on these cells whose text has these words."""
         return said(v for claim, v in self._claims(table, pattern) if " ".join(say) in claim["say"])
 
-    def _claims(self, table: str, pattern: str) -> list[tuple[Mapping[str, object], Verdict]]:
+    def _claims(self, table: str, pattern: str) -> list[tuple[Mapping[str, Any], Verdict]]:
         both = zip(self.theirs[table].claims, self.verdicts[table], strict=True)
         return [(claim, found) for claim, found in both if fnmatchcase(claim["cell"], pattern)]
 

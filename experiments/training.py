@@ -56,11 +56,11 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     plan = plan_of(settings, budgets)
     torch.manual_seed(seed)
     model = network(settings, train_data)
-    records = _tensors(train_data)
+    records = tensors(train_data)
     folder = UNFINISHED / f"{settings.named(seed)}-{plan.digest[:8]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     watch = _Watch(model, records, budgets, plan.steps, settings.watch, folder)
-    progress = _Progress(label, plan.steps)
+    progress = Progress(label, plan.steps)
     gpu = on_gpu(device)
     words = {"features": text_inputs(settings, "train").origin} if isinstance(settings, TextSettings) else {}
     started = time.perf_counter()
@@ -76,7 +76,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
             device="cuda" if gpu else "cpu",
             progress=False,
         ),
-        evaluation=EvalData(_tensors(test_data), public=True, every=math.ceil(plan.steps / settings.evaluations)),
+        evaluation=EvalData(tensors(test_data), public=True, every=math.ceil(plan.steps / settings.evaluations)),
         callbacks=[progress, watch],
         run_dir=epsilons.RunFolder(folder, resume=True, metadata=words),
         # the same coins for every method; a repeated cell gives the same numbers
@@ -212,7 +212,8 @@ def plan_of(settings: Settings, budgets: Budgets) -> Plan:
     return epsilons.plan(budgets, recipe, strategy, accountant=settings.accountant, **settings.options)
 
 
-def _tensors(data: Arrays) -> tuple[Tensor, Tensor]:
+def tensors(data: Arrays) -> tuple[Tensor, Tensor]:
+    """Inputs and targets."""
     return torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
 
 
@@ -260,19 +261,20 @@ class _Watch:
         return {"step": step, "loss": loss, "accuracy": accuracy}
 
 
-class _Progress:
+class Progress:
     """A callback that counts updates, and prints the time left every SECONDS_PER_LINE seconds."""
 
     def __init__(self, label: str, steps: int) -> None:
         self.label, self.steps, self.updates = label, steps, 0
         self.started = self.printed = time.monotonic()
 
-    def __call__(self, private: Private) -> None:
+    def __call__(self, private: Private | None = None) -> None:
         self.updates += 1
+        at = self.updates if private is None else private.updates
         now = time.monotonic()
         if now - self.printed < SECONDS_PER_LINE or not self.label:
             return
         self.printed = now
-        left = (now - self.started) / self.updates * (self.steps - private.updates) / 60
-        where = f"{private.updates:,}/{self.steps:,} steps"
+        left = (now - self.started) / self.updates * (self.steps - at) / 60
+        where = f"{at:,}/{self.steps:,} steps"
         print(f"  {self.label}: {where}, {left:.1f} min left", file=sys.stderr, flush=True)
