@@ -19,6 +19,8 @@ PAIRS = (
     ("full-assigned", "full-filter", "0.31 for half of the records, with the filter"),
     ("full-plain-assigned", "full-plain", "0.31 for half of the records, without a filter"),
     ("full-two-left", "full-two-split", "two models: the first, on one budget"),
+    ("cnn-filter", "cnn-plain", "network: filter"),
+    ("cnn-assigned", "cnn-filter", "network: 0.31 for half of the records, with the filter"),
     ("sampled-renyi-182", "sampled-rdp", "filter, same accountant"),
     ("sampled-renyi-160", "sampled-rdp", "filter, less noise, same accountant"),
     ("sampled-renyi-133", "sampled-rdp", "filter, still less noise, same accountant"),
