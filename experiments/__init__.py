@@ -8,7 +8,7 @@
 tables/*.toml     one file per table or figure: [defaults], and one [[run]] per cell
 expected/*.json   the paper's numbers for those cells, with their spread, and claims
 results/*.jsonl   one line per finished run, with a hash of its settings as id
-protocol.toml     the tuning of all methods on each data set (protocol.py); "protocol_mnist" and so on are names for `run`
+protocol.toml     the tuning of all methods on each data set (protocol.py): "protocol_mnist" and so on, for `run`
 queue.txt         what is run, in which order
 
 To add a table: a file in tables/ (and one in expected/). To add a kind of cell: a function and a line in cells.KINDS.
