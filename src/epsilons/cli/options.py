@@ -121,8 +121,7 @@ def parse_classes(text: str | None) -> tuple[class_balance.Classes | None, list[
     """
     if text is None:
         return None, []
-    form = 'Classes are written epsilon:number/number, e.g. "1:80/20,3:10/90"'
-    classes = _pairs(text, decimal, _numbers, form)
+    classes = _pairs(text, decimal, _numbers, 'Classes are written epsilon:number/number, e.g. "1:80/20,3:10/90"')
     return classes, list(map(str, range(max(map(len, classes.values())))))
 
 
@@ -174,8 +173,8 @@ def _share(text: str) -> float | None:
 
 
 def _numbers(text: str) -> list[float] | None:
-    found = [decimal(part.strip()) for part in text.split("/")]
-    return None if None in found else [float(number) for number in found if number is not None]
+    found = [number for part in text.split("/") if (number := decimal(part)) is not None]
+    return found if len(found) == text.count("/") + 1 else None
 
 
 def _number_or_text(value: str) -> float | int | str:

@@ -85,8 +85,7 @@ def plan_command(
         save_page(plan, asked.about, flags.html)
     if flags.as_json:
         risks = {"risk": [asdict(one) for one in planning.risk(plan)]} if flags.risk else {}
-        tied = balance(plan, asked.classes).to_dict(asked.names) if asked.classes is not None else {}
-        print(json_text(sealed(plan.to_dict() | risks | tied), allow_nan=True))
+        print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
 
@@ -186,10 +185,8 @@ def advise_command(flags: AdviseFlags) -> None:
         return
     show_table(advice.table(), out, left=1)
     if classes is not None:
-        found = [balance(plan, classes) for plan in advice.plans]
-        rows = [
-            [way.name, *(f"{part:.2f}" for part in one.relative)] for way, one in zip(advice.ways, found, strict=True)
-        ]
+        parts = [[f"{part:.2f}" for part in balance(plan, classes).relative] for plan in advice.plans]
+        rows = [[way.name, *row] for way, row in zip(advice.ways, parts, strict=True)]
         show_table((["weight / people", *(f"class {name}" for name in names)], rows), out, left=1)
         out.print(TIED)
     out.print(advice.verdict)

@@ -320,8 +320,9 @@ class BudgetsSection(_Section):
     classes: dict[str, dict[str, NotNegative]] | None = None
     """Tier, or epsilon = {class = number}: how the people of each tier divide into the classes, as counts or shares,
     e.g. {strict = {sick = 1}, open = {sick = 1, well = 9}}. `epsilons plan` then says what each class weighs in
-    training, and `training.balance` makes up for it ([Choosing budgets](choosing-budgets.md#one-budget-per-class)).
-    Declare them without looking at the data: counted ones are not covered by the guarantee."""
+    training, and `training.balance` makes up for it
+    ([Choosing budgets](choosing-budgets.md#when-the-people-of-one-class-are-strict)). Declare them without looking at
+    the data: counted ones are not covered by the guarantee."""
     delta: float = DEFAULT_DELTA
     """The delta of all records; well below 1 / records."""
     delta_column: str | None = None
@@ -479,8 +480,8 @@ class Config(_Section):
         for tier, row in (tied or {}).items():
             if tier not in tiers if tiers is not None else decimal(tier) is None:
                 raise ValueError(f"budgets.classes has {tier!r}, which is no tier; its keys are those of budgets.tiers")
-            if unknown := [name for name in row if name not in classes]:
-                raise ValueError(f"budgets.classes has {unknown[0]!r}, which is not one of data.classes")
+            if not set(row) <= set(classes):
+                raise ValueError(f"budgets.classes has {', '.join(row)}, and not all of them are in data.classes")
         if self.training.balance and (tied is None or self.training.loss != "cross_entropy"):
             raise ValueError('training.balance needs budgets.classes, and training.loss = "cross_entropy"')
 
@@ -492,10 +493,6 @@ class Config(_Section):
     @property
     def tied_classes(self) -> dict[float, list[float]] | None:
         """budgets.classes as {epsilon: one number per class}; None if they are not declared."""
-        tied, tiers = self.budgets.classes, self.budgets.tiers
-        if tied is None:
-            return None
-        return {
-            float(tier if tiers is None else tiers[tier]): [row.get(name, 0.0) for name in self.class_names]
-            for tier, row in tied.items()
-        }
+        tied, tiers, names = self.budgets.classes, self.budgets.tiers, self.class_names
+        rows = {tier: [row.get(name, 0.0) for name in names] for tier, row in (tied or {}).items()}
+        return {float(tier if tiers is None else tiers[tier]): row for tier, row in rows.items()} or None

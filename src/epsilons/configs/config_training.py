@@ -118,7 +118,7 @@ class TrainingSection(_Section):
     balance: bool = False
     """Train on a loss that makes up for budgets that are tied to classes, by `budgets.classes`. No rate, noise or
     epsilon changes. It needs a clip_norm that most gradients exceed
-    ([Choosing budgets](choosing-budgets.md#one-budget-per-class))."""
+    ([Choosing budgets](choosing-budgets.md#when-the-people-of-one-class-are-strict))."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """One of: sgd, adam, adamw, as in torch.optim."""
     lr: Positive = 0.1

@@ -66,12 +66,8 @@ class Balance:
         Raises PlanError if a class is never drawn.
         """
         if not (self.weight > 0).all():
-            raise PlanError(
-                "Under this plan, no record of some class is ever drawn, so no loss can teach it. Choose a strategy in "
-                "which all tiers take part."
-            )
-        shift: FloatArray = np.log(self.share) + self.tau * np.log(self.relative)
-        return shift
+            raise PlanError("No record of some class is ever drawn. Choose a strategy in which all tiers take part.")
+        return np.asarray(np.log(self.share) + self.tau * np.log(self.relative))
 
     def table(self, names: Sequence[str]) -> Table:
         """One row per class."""
@@ -79,21 +75,11 @@ class Balance:
         rows = [[name, f"{share:.1%}", f"{weight:.1%}", f"{part:.2f}"] for name, share, weight, part in columns]
         return ["class", "of all people", "weight in training", "weight / people"], rows
 
-    def to_dict(self, names: Sequence[str]) -> dict[str, list[dict[str, str | float]]]:
-        """As JSON values."""
-        columns = zip(names, self.share.tolist(), self.weight.tolist(), strict=True)
-        return {"classes": [{"class": name, "share": share, "weight": weight} for name, share, weight in columns]}
-
     def warning(self, names: Sequence[str]) -> str | None:
         """A sentence about classes of low weight; None if there are none."""
-        parts = zip(names, self.relative, strict=True)
-        low = [f"{name!r} ({part:.2f})" for name, part in parts if part < LOW_WEIGHT]
-        if not low:
-            return None
-        return (
-            f"WARNING: for their number of people, these classes weigh too little in training: {', '.join(low)}. The "
-            f"model may never name them. It is {TIED}."
-        )
+        low = [f"{n!r} ({part:.2f})" for n, part in zip(names, self.relative, strict=True) if part < LOW_WEIGHT]
+        words = f"for their number of people, these classes weigh too little in training: {', '.join(low)}. The model"
+        return f"WARNING: {words} may never name them. It is {TIED}." if low else None
 
 
 def balance(plan: PlanNumbers, classes: Classes) -> Balance:
@@ -110,21 +96,15 @@ def balance(plan: PlanNumbers, classes: Classes) -> Balance:
     >>> budgets = Budgets.from_shares({1.0: .5, 3.0: .5}, records=1000)
     >>> scaled = plan(budgets, Recipe(steps=20, batch_size=100, clip_norm=1.0), "scale", "rdp")
     >>> balance(scaled, {1.0: [1, 0], 3.0: [0, 1]}).relative.round(2)
-    array([0.61, 1.39])
+    array([0.68, 1.32])
     """
-    rows = [classes[e] for e in plan.epsilons.tolist() if e in classes]
-    lengths = {len(row) for row in rows}
-    if len(rows) < len(plan.groups) or len(lengths) != 1:
+    rows = [classes.get(epsilon, ()) for epsilon in plan.epsilons.tolist()]
+    is_even = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
+    table = np.array(rows if is_even else [[-1.0]], dtype=np.float64)  # (groups, classes)
+    if not (np.isfinite(table) & (table >= 0)).all() or not (table.sum(0) > 0).all() or not (table.sum(1) > 0).all():
         raise PlanError(
-            "classes needs one row for each epsilon of the plan, and in each row one number per class, all of one "
-            "length: {1.0: [80, 20], 3.0: [10, 90]}."
-        )
-    table = np.array(rows, dtype=np.float64)  # (groups, classes)
-    usable = bool((np.isfinite(table) & (table >= 0)).all())
-    if not (usable and (table.sum(1) > 0).all() and (table.sum(0) > 0).all() and table.shape[1] > 1):
-        raise PlanError(
-            "classes needs at least two classes and numbers that are finite and not negative, with a positive one in "
-            "each row and for each class."
+            "classes needs a row for each epsilon of the plan, with one number per class, at least two, none negative, "
+            "and a positive one in each row and for each class: {1.0: [80, 20], 3.0: [10, 90]}."
         )
     people = plan.counts[:, None] * (table / table.sum(1, keepdims=True))
     mass, signal = np.zeros(table.shape[1]), 0.0
@@ -132,5 +112,4 @@ def balance(plan: PlanNumbers, classes: Classes) -> Balance:
         of_phase = (phase.sample_rate * phase.weight * phase.clip_norm) @ people  # (classes,) of one step
         mass = mass + phase.steps * of_phase
         signal += phase.steps * (float(of_phase.sum()) / phase.noise_std) ** 2
-    share: FloatArray = people.sum(0) / people.sum()
-    return Balance(share, mass / mass.sum(), math.sqrt(signal) / table.shape[1])
+    return Balance(people.sum(0) / people.sum(), mass / mass.sum(), math.sqrt(signal) / table.shape[1])

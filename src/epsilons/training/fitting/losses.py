@@ -54,10 +54,8 @@ class _Balanced(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         if logits.ndim != 2 or logits.shape[1] != len(self.shift):
-            raise DataError(
-                f"balanced_loss was made for {len(self.shift)} classes and takes logits of shape (records, "
-                f"{len(self.shift)}), got {tuple(logits.shape)}."
-            )
+            wanted, got = f"(records, {len(self.shift)})", tuple(logits.shape)
+            raise DataError(f"This balanced_loss takes logits of shape {wanted}, one per class, got {got}.")
         return _cross_entropy(logits + self.shift.to(logits), targets)
 
     def __repr__(self) -> str:
