@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder
@@ -19,7 +19,6 @@ from ..configs.config_file import Setting, parse_settings, read_config, strategy
 from ..data.arrays import in_words
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
-from ..planning.class_balance import Classes
 from ..planning.planner import is_import_path
 from ..reporting.plan_page import About
 from . import options as opt
@@ -186,7 +185,7 @@ class Asked:
 
     plan: Callable[..., Plan]
     about: About
-    classes: Classes | None = None
+    classes: Mapping[float, Sequence[float]] | None = None
     names: Sequence[str] = ()
 
 

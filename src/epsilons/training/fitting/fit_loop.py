@@ -27,7 +27,6 @@ from ...ledger.plan_folder import PlanFolder, opened
 from ...ledger.run_folder import read_metrics
 from ...models import model_checks, name_of
 from ...planning import Plan, display
-from ...planning.class_balance import Classes
 from .. import checkpoints, validation
 from ..opening import Request
 from ..performance import Performance
@@ -208,7 +207,7 @@ class Training:
     momentum: float | None = None
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     class_weights: Sequence[float] | None = None
-    balance: Classes | None = None
+    balance: Mapping[float, Sequence[float]] | None = None
     device: str | torch.device = "auto"
     progress: bool | None = None
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from ...errors import DataError, InputError, named
 from ...planning import Plan, balance
-from ...planning.class_balance import Classes
 from .. import validation
 from .evaluation import Loss
 
@@ -63,7 +62,7 @@ class _Balanced(nn.Module):
         return f"balanced_loss of {len(self.shift)} classes"
 
 
-def balanced_loss(plan: Plan, classes: Classes) -> nn.Module:
+def balanced_loss(plan: Plan, classes: Mapping[float, Sequence[float]]) -> nn.Module:
     """A loss that makes up for budgets that are tied to classes: loss(logits, targets) -> (batch,).
 
     plan     the plan of the run
@@ -136,7 +135,7 @@ def checked_weights(class_weights: Sequence[float] | None, loss: Any) -> Tensor 
     return weights
 
 
-def training_loss(compute: Loss, loss: Any, plan: Plan, classes: Classes | None) -> Loss:
+def training_loss(compute: Loss, loss: Any, plan: Plan, classes: Mapping[float, Sequence[float]] | None) -> Loss:
     """The loss that is trained on: this one, or with classes the balanced loss. Raises InputError for other losses."""
     if classes is None:
         return compute
