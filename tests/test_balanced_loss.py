@@ -280,3 +280,12 @@ def test_declared_classes_that_do_not_fit_are_refused(folder, old, new, words):
     change("steps = 4", "steps = 4\nbalance = true")
     change(old, new)
     command("train", "people.toml").is_refused(2, *words)
+
+
+def test_attacks_and_registries_do_not_take_a_balanced_config(folder):
+    change("steps = 4", "steps = 4\nbalance = true")
+    command("attack", "people.toml").is_refused(2, "training.balance")
+    change('target = "label"', 'target = "label"\nperson = "id"')
+    change('drop = ["id"]', "drop = []")
+    change("[model]", "[registry]\nshare = 0.5\n[model]")
+    command("train", "people.toml").is_refused(2, "budgets.classes does not go with [registry]")
