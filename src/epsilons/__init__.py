@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         mend,
     )
     from .training.fitting.fit_loop import Run
+    from .training.fitting.losses import balanced_loss
     from .training.predicting import Predictions, Predictor
 
 #: Module -> names, loaded on first use: planning needs no torch, `epsilons --help` not even numpy.
@@ -65,6 +66,7 @@ _LAZY = {
         "mend",
     ),
     ".training.fitting.fit_loop": ("Run",),
+    ".training.fitting.losses": ("balanced_loss",),
     ".training.predicting": ("Predictions", "Predictor"),
 }
 _MODULES = {name: f".{name}" for name in ("accounting", "budgets", "core", "data", "planning", "tabular")}
@@ -110,6 +112,7 @@ __all__ = [
     "__version__",
     "advise",
     "audit",
+    "balanced_loss",
     "data",
     "errors",
     "features",

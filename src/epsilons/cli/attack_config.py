@@ -50,8 +50,8 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
             "Attack a model of classes, for example of ranges of that number."
         )
-    if found.config.training.class_weights is not None:
-        raise InputError("The attack weighs all classes alike. Attack a config without training.class_weights.")
+    if found.config.training.class_weights is not None or found.config.training.balance:
+        raise InputError("The attack weighs all classes alike: leave out training.class_weights and training.balance.")
     if found.config.registry is not None:
         raise InputError(
             "These people have lifetime budgets in a registry ([registry] in the config). An attack on membership "

@@ -20,12 +20,13 @@ from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..core.disclosure import has_small_cells, of_unit
 from ..errors import BudgetError, InputError, PlanError, printable
-from ..planning import STRATEGIES, Plan, display, risk_profile
+from ..planning import STRATEGIES, Plan, class_balance, display, risk_profile
 from ..tabular import decimal
 
 BUDGETS, TRAINING = "Budgets", "Training"
 
 _Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
 
 
@@ -75,6 +76,8 @@ Column = Annotated[str, option("The column of budgets in that file.", panel=BUDG
 Tiers = Annotated[
     str | None, option('Epsilon of each tier, if the column holds names: "strict:0.5,open:8".', panel=BUDGETS)
 ]
+_TIED = 'DECLARED counts or shares of the classes in each tier, "1:80/20,3:10/90". Shows what each class weighs.'
+Classes = Annotated[str | None, option(_TIED, panel=BUDGETS)]
 Delta = Annotated[float, option("The delta of all records.", panel=BUDGETS)]
 Person = Annotated[
     str | None,
@@ -110,6 +113,18 @@ def parse_tiers(text: str) -> dict[str, float]:
     return _pairs(text, lambda name: name or None, decimal, 'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"')
 
 
+def parse_classes(text: str | None) -> tuple[class_balance.Classes | None, list[str]]:
+    """({epsilon: one number per class}, the classes' numbers as names) from "1:80/20,3:10/90". Raises BudgetError.
+
+    >>> parse_classes("1:80/20, 3:10/90")
+    ({1.0: [80.0, 20.0], 3.0: [10.0, 90.0]}, ['0', '1'])
+    """
+    if text is None:
+        return None, []
+    classes = _pairs(text, decimal, _numbers, 'Classes are written epsilon:number/number, e.g. "1:80/20,3:10/90"')
+    return classes, list(map(str, range(max(map(len, classes.values())))))
+
+
 def parse_options(texts: list[str]) -> dict[str, Any]:
     """{"weight": 0.5} from ["weight=.5"]; numbers become numbers. Raises PlanError.
 
@@ -137,10 +152,10 @@ def parse_groups(text: str) -> list[int]:
 
 
 def _pairs(
-    text: str, read_key: Callable[[str], _Key | None], read_value: Callable[[str], float | None], form: str
-) -> dict[_Key, float]:
+    text: str, read_key: Callable[[str], _Key | None], read_value: Callable[[str], _Value | None], form: str
+) -> dict[_Key, _Value]:
     """{key: value} from "key:value,key:value"; `form` says in messages how the text should be written."""
-    pairs: dict[_Key, float] = {}
+    pairs: dict[_Key, _Value] = {}
     for part in text.split(","):
         written, colon, number = (piece.strip() for piece in part.rpartition(":"))
         key, value = read_key(written), read_value(number)
@@ -155,6 +170,11 @@ def _pairs(
 def _share(text: str) -> float | None:
     value = decimal(text.removesuffix("%"))
     return value / 100 if value is not None and text.endswith("%") else value
+
+
+def _numbers(text: str) -> list[float] | None:
+    found = [number for part in text.split("/") if (number := decimal(part)) is not None]
+    return found if len(found) == text.count("/") + 1 else None
 
 
 def _number_or_text(value: str) -> float | int | str:
@@ -219,6 +239,15 @@ def show_plan(plan: Plan, out: Console) -> None:
         show_table(table, out)
     for note in plan.notes:
         out.print(note)
+
+
+def show_classes(plan: Plan, classes: class_balance.Classes, names: Sequence[str], out: Console) -> None:
+    """What each class weighs in training. Not of plans with small groups: the weights follow from all budgets."""
+    if not has_small_cells(plan.groups):  # show_plan has printed why
+        found = planning.balance(plan, classes)
+        show_table(found.table(names), out, left=1)
+        if warning := found.warning(names):
+            out.print(warning, style="bold")
 
 
 def show_risk(plan: Plan, out: Console) -> None:

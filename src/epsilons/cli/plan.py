@@ -14,14 +14,14 @@ from ..core.disclosure import ADVICE_SUPPRESSED, has_small_cells, of_unit
 from ..core.notebook import new_figure, save_figure
 from ..errors import InputError, PlanError, json_text, printable
 from ..ledger.plan_folder import PlanFolder
-from ..planning import Advice, Recipe, advise
+from ..planning import Advice, Recipe, advise, balance
+from ..planning.class_balance import TIED
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, save_page
-from ..reporting.plan_page import About
 from . import options as opt
 from . import plan_inputs
-from .options import console, show_comparison, show_plan, show_risk, show_table
-from .plan_inputs import BudgetFlags, RecipeFlags, budgets_of
+from .options import console, show_classes, show_comparison, show_plan, show_risk, show_table
+from .plan_inputs import Asked, BudgetFlags, RecipeFlags, budgets_of
 
 PLAN_EXAMPLES = """
 [bold]Examples[/bold]
@@ -87,12 +87,14 @@ def plan_command(
         risks = {"risk": [asdict(one) for one in planning.risk(plan)]} if flags.risk else {}
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
     else:
-        _show([plan, *others], asked.about, flags, is_config=config is not None)
+        _show([plan, *others], asked, flags, is_config=config is not None)
 
 
-def _show(plans: list[planning.Plan], about: About, flags: PlanFlags, is_config: bool) -> None:
-    out, plan = console(quiet=flags.quiet), plans[0]
+def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config: bool) -> None:
+    out, plan, about = console(quiet=flags.quiet), plans[0], asked.about
     show_plan(plan, out)
+    if asked.classes is not None:
+        show_classes(plan, asked.classes, asked.names, out)
     if len(plans) > 1:
         show_comparison(plans, out)
     if flags.risk:
@@ -151,6 +153,7 @@ class AdviseFlags:
     person: opt.Person = None
     conflict: opt.Conflict = "refuse"
     unit: opt.UnitOption = "record"
+    classes: opt.Classes = None
     runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1
     accountant: opt.Accountant = "pld"
     picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None
@@ -166,6 +169,7 @@ def advise_command(flags: AdviseFlags) -> None:
     """
     asked = budgets_of(BudgetFlags(**{name: getattr(flags, name) for name in OF_BUDGETS}))
     recipe = Recipe(steps=flags.steps, batch_size=flags.batch_size, clip_norm=1.0)
+    classes, names = opt.parse_classes(flags.classes)
     advice = advise(asked, recipe, flags.accountant, runs=flags.runs)
     suppressed = has_small_cells(advice.plan.groups)
     if flags.picture and suppressed:
@@ -180,6 +184,11 @@ def advise_command(flags: AdviseFlags) -> None:
         out.print(of_unit(ADVICE_SUPPRESSED, asked.unit))
         return
     show_table(advice.table(), out, left=1)
+    if classes is not None:
+        parts = [[f"{part:.2f}" for part in balance(plan, classes).relative] for plan in advice.plans]
+        rows = [[way.name, *row] for way, row in zip(advice.ways, parts, strict=True)]
+        show_table((["weight / people", *(f"class {name}" for name in names)], rows), out, left=1)
+        out.print(TIED)
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     out.print(advice.inputs, soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder
@@ -45,6 +45,7 @@ class BudgetFlags:
     person: opt.Person = None
     conflict: opt.Conflict = None
     unit: opt.UnitOption = None
+    classes: opt.Classes = None
     public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None
     public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None
 
@@ -179,10 +180,13 @@ class Asked:
 
     plan   None or the name of another strategy -> the plan
     about  what the page of the plan says beside the plan
+    classes, names  how tiers and classes go together, and what the classes are called; None if it is not declared
     """
 
     plan: Callable[..., Plan]
     about: About
+    classes: Mapping[float, Sequence[float]] | None = None
+    names: Sequence[str] = ()
 
 
 def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
@@ -198,7 +202,7 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list
     found = prepare.budgets_to_train(config, file.parent)
     table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
-    return Asked(make, _about(config, file.stem, table))
+    return Asked(make, _about(config, file.stem, table), config.tied_classes, config.class_names)
 
 
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
@@ -247,7 +251,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)
 
     tiers = opt.parse_tiers(budgets.tiers) if budgets.tiers is not None else None
-    return Asked(plan, About(tiers=tiers, simulated=budgets.shares is not None))
+    return Asked(plan, About(tiers=tiers, simulated=budgets.shares is not None), *opt.parse_classes(budgets.classes))
 
 
 def budgets_of(flags: BudgetFlags) -> Budgets:

@@ -279,6 +279,7 @@ def _train_once(
                 training=Training(
                     **training.model_dump(include=FIT_KEYS),
                     class_weights=class_weights(prepared),
+                    balance=config.tied_classes if training.balance else None,
                     progress=not flags.quiet,
                 ),
                 evaluation=_eval_data(prepared, plan),

@@ -19,12 +19,13 @@ from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..errors import BudgetError
 from ..planning.guarantee import EACH_ROW
-from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, decimal, is_table
 from .config_training import (
     STRICT,
     AboutSection,
     FeaturesSection,
     ModelSection,
+    NotNegative,
     OutputSection,
     PerformanceSection,
     Positive,
@@ -316,6 +317,12 @@ class BudgetsSection(_Section):
     """SIMULATED budgets, assigned at random, in place of a column: {"1" = 0.34, "2" = 0.66}."""
     seed: Annotated[int, Field(ge=0)] = 0
     """The seed of that assignment."""
+    classes: dict[str, dict[str, NotNegative]] | None = None
+    """Tier, or epsilon = {class = number}: how the people of each tier divide into the classes, as counts or shares,
+    e.g. {strict = {sick = 1}, open = {sick = 1, well = 9}}. `epsilons plan` then says what each class weighs in
+    training, and `training.balance` makes up for it
+    ([Choosing budgets](choosing-budgets.md#when-the-people-of-one-class-are-strict)). Declare them without looking at
+    the data: counted ones are not covered by the guarantee."""
     delta: float = DEFAULT_DELTA
     """The delta of all records; well below 1 / records."""
     delta_column: str | None = None
@@ -436,6 +443,7 @@ class Config(_Section):
             "privacy.runs": self.privacy.runs > 1,
             "privacy.public_shares": self.privacy.public_shares is not None,
             "training.seeds": bool(self.training.seeds),
+            "budgets.classes": self.budgets.classes is not None,
         }
         if key := next((key for key, is_given in given.items() if is_given), None):
             raise ValueError(
@@ -452,16 +460,39 @@ class Config(_Section):
         if from_table and self.data.target == self.budgets.column:
             raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
         self._check_class_weights()
+        self._check_tied_classes()
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
 
     def _check_class_weights(self) -> None:
-        """Raise ValueError if the weights are not of the classes. Data sets with a name have the classes 0 to 9."""
-        weights = self.training.class_weights
-        classes = self.data.class_names or (tuple("0123456789") if self.data.train in DATASETS else ())
+        """Raise ValueError if the weights are not of the classes."""
+        weights, classes = self.training.class_weights, self.class_names
         if weights is not None and set(weights) != set(classes):
             raise ValueError(
                 f"training.class_weights needs a number for each of data.classes ({', '.join(classes) or 'none'}), got "
                 f"{', '.join(weights)}"
             )
+
+    def _check_tied_classes(self) -> None:
+        """Raise ValueError for names of tiers or classes that do not exist, and for what cannot be balanced."""
+        tied, tiers, classes = self.budgets.classes, self.budgets.tiers, self.class_names
+        for tier, row in (tied or {}).items():
+            if tier not in tiers if tiers is not None else decimal(tier) is None:
+                raise ValueError(f"budgets.classes has {tier!r}, which is no tier; its keys are those of budgets.tiers")
+            if not set(row) <= set(classes):
+                raise ValueError(f"budgets.classes has {', '.join(row)}, and not all of them are in data.classes")
+        if self.training.balance and (tied is None or self.training.loss != "cross_entropy"):
+            raise ValueError('training.balance needs budgets.classes, and training.loss = "cross_entropy"')
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes as texts. Data sets with a name have the classes 0 to 9."""
+        return self.data.class_names or (tuple("0123456789") if self.data.train in DATASETS else ())
+
+    @property
+    def tied_classes(self) -> dict[float, list[float]] | None:
+        """budgets.classes as {epsilon: one number per class}; None if they are not declared."""
+        tied, tiers, names = self.budgets.classes, self.budgets.tiers, self.class_names
+        rows = {tier: [row.get(name, 0.0) for name in names] for tier, row in (tied or {}).items()}
+        return {float(tier if tiers is None else tiers[tier]): row for tier, row in rows.items()} or None

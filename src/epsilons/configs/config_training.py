@@ -16,6 +16,7 @@ from ..tabular import decimal
 # -- What the sections of a config are made of: their base, types of values, fixed features, ids of tokens, [about]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Text = str | int | float | bool
 
 
@@ -114,6 +115,10 @@ class TrainingSection(_Section):
     class_weights: dict[str, Positive] | None = None
     """Class = number, for every class: the loss of a record is multiplied by that of its class, e.g. {no = 1, yes = 5}.
     Declare them without looking at the data: weights that were counted are not covered by the guarantee."""
+    balance: bool = False
+    """Train on a loss that makes up for budgets that are tied to classes, by `budgets.classes`. No rate, noise or
+    epsilon changes. It needs a clip_norm that most gradients exceed
+    ([Choosing budgets](choosing-budgets.md#when-the-people-of-one-class-are-strict))."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """One of: sgd, adam, adamw, as in torch.optim."""
     lr: Positive = 0.1

@@ -8,10 +8,11 @@ here before a plan is returned.
 from __future__ import annotations
 
 from .advice import Advice, advise
+from .class_balance import balance
 from .plan_numbers import Phase, Recipe
 from .planner import plan
 from .plans import Plan
 from .risk_profile import Risk, risk
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "plan", "risk"]
+__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "balance", "plan", "risk"]

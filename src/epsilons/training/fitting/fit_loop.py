@@ -43,6 +43,7 @@ from .losses import (
     checked_weights,
     optimizer_maker,
     optimizer_settings,
+    training_loss,
 )
 from .progress import is_live, watched
 
@@ -190,6 +191,8 @@ class Training:
     class_weights  one number per class: the loss of each record is multiplied by that of its class, before clipping.
                    Declare them; numbers that were counted in the data are not covered by the guarantee. For losses of
                    classes by name
+    balance        how budgets and classes go together, as `classes` of `balanced_loss`, which is then trained on. For
+                   cross_entropy. Scores, and the loss on test data, are of the logits as they are
     device         "auto" (a GPU if there is one), or any torch device
     progress       live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it
                    is live
@@ -204,6 +207,7 @@ class Training:
     momentum: float | None = None
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     class_weights: Sequence[float] | None = None
+    balance: Mapping[float, Sequence[float]] | None = None
     device: str | torch.device = "auto"
     progress: bool | None = None
 
@@ -261,7 +265,8 @@ def fit(
     updates = make(model.parameters())
     model_checks.check_optimizer(updates, model)
     evaluated = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy", loss == "mse")
-    losses = Losses(compute, loss == "cross_entropy", checked_weights(how.class_weights, loss)).to(where)
+    trained_on = training_loss(compute, loss, opened(plan)[0], how.balance)
+    losses = Losses(trained_on, loss == "cross_entropy", checked_weights(how.class_weights, loss)).to(where)
     settings = _settings(model, how, updates, where) | _settings_of(held_out) | _stated(folder)
     records, performance = as_records(data, performance)
     request = Request(
@@ -320,6 +325,7 @@ def _settings(model: nn.Module, how: Training, updates: torch.optim.Optimizer, d
             **({"functions": fingerprints.of(functions)} if functions else {}),
             "device": str(device),
             **({} if weights is None else {"class_weights": [float(weight) for weight in weights]}),
+            **({} if how.balance is None else {"balance": [list(row) for _, row in sorted(how.balance.items())]}),
         }
     }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import DataError, InputError, named
+from ...planning import Plan, balance
 from .. import validation
 from .evaluation import Loss
 
@@ -39,6 +40,50 @@ LOSSES: dict[str, Loss] = {
 
 #: Losses whose targets are classes.
 OF_CLASSES = ("cross_entropy", "binary_cross_entropy")
+
+
+class _Balanced(nn.Module):
+    """(logits, targets) -> (batch,) cross entropies of shifted logits. shift: (classes,)"""
+
+    shift: Tensor
+
+    def __init__(self, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if logits.ndim != 2 or logits.shape[1] != len(self.shift):
+            wanted, got = f"(records, {len(self.shift)})", tuple(logits.shape)
+            raise DataError(f"This balanced_loss takes logits of shape {wanted}, one per class, got {got}.")
+        return _cross_entropy(logits + self.shift.to(logits), targets)
+
+    def __repr__(self) -> str:
+        """Without the shift, which follows from all budgets together."""
+        return f"balanced_loss of {len(self.shift)} classes"
+
+
+def balanced_loss(plan: Plan, classes: Mapping[float, Sequence[float]]) -> nn.Module:
+    """A loss that makes up for budgets that are tied to classes: loss(logits, targets) -> (batch,).
+
+    plan     the plan of the run
+    classes  {epsilon: one number per class}: how the people with this budget divide into the classes, as counts or
+             shares; each row counts relative to its own sum. Declare them without looking at the data: numbers that
+             were counted there are not covered by the guarantee
+
+    It is the cross entropy of logits to which `planning.balance(plan, classes).shift` was added: a function of one
+    record and of constants, so rates, noise and epsilons stay those of the plan. Use it in training alone, and predict
+    with the logits as they are. It needs clip norms that most gradients exceed.
+
+    Raises PlanError for classes that do not fit the plan; the loss raises DataError for logits of another shape.
+
+    >>> import epsilons
+    >>> budgets = epsilons.Budgets.from_shares({1.0: .5, 3.0: .5}, records=1000)
+    >>> plan = epsilons.plan(budgets, epsilons.Recipe(steps=20, batch_size=100, clip_norm=1.0), accountant="rdp")
+    >>> loss = balanced_loss(plan, {1.0: [90, 10], 3.0: [20, 80]})
+    >>> loss(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])).shape
+    torch.Size([4])
+    """
+    return _Balanced(torch.from_numpy(balance(plan, classes).shift).float())
 
 
 class Losses(nn.Module):
@@ -88,6 +133,15 @@ def checked_weights(class_weights: Sequence[float] | None, loss: Any) -> Tensor 
     if len(weights) < 2 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
         raise InputError("class_weights need one positive, finite number per class. Correct them, or leave them out.")
     return weights
+
+
+def training_loss(compute: Loss, loss: Any, plan: Plan, classes: Mapping[float, Sequence[float]] | None) -> Loss:
+    """The loss that is trained on: this one, or with classes the balanced loss. Raises InputError for other losses."""
+    if classes is None:
+        return compute
+    if loss != "cross_entropy":
+        raise InputError("balance is for the loss cross_entropy; leave it out, or use balanced_loss in your own loss.")
+    return balanced_loss(plan, classes)
 
 
 def by_name(known: Mapping[str, Any], which: Any, what: str) -> Any:
