@@ -11,7 +11,7 @@ from .advice import Advice, advise
 from .plan_numbers import Phase, Recipe
 from .planner import plan
 from .plans import Plan
-from .risk_profile import Risk, risk
+from .risk_profile import GroupRisk, risk
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "plan", "risk"]
+__all__ = ["STRATEGIES", "Advice", "GroupRisk", "Phase", "Plan", "Recipe", "Strategy", "advise", "plan", "risk"]

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .plan_keys import PlanFile
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 5
-#: Of plans on accounts of a registry: an older reader would forget what was spent before.
+SCHEMA = 6
+#: Of plans of budgets by risk: an older reader would forget what they declare. Of plans on accounts of a registry: it
+#: would forget what was spent before.
+SCHEMA_OF_RISKS, SCHEMA_OF_ACCOUNTS = 6, 5
 #: Of plans of records: their files have not changed since these versions. An older reader must refuse plans of persons,
 #: because it would draw and clip their rows one by one.
 SCHEMA_OF_PERSONS = 4
@@ -47,6 +49,9 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     if plan.groups.starts is not None:
         for row, start in zip(groups, plan.groups.starts.tolist(), strict=True):
             row["start"] = start
+    if plan.groups.limits is not None:
+        for row, limits, certified in zip(groups, plan.groups.limits, plan.certified_limits, strict=True):
+            row["risk"] = _risk(*limits.tolist(), *certified.tolist())
     phases = [phase.to_dict() for phase in plan.phases]
     repeated = ("strategy", "options", "accountant", "adjacency", "records", "batch_size", "steps")
     values: dict[str, Any] = {"schema": _schema(plan), "epsilons_version": __version__}
@@ -59,9 +64,17 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     return sealed(values)
 
 
+def _risk(advantage: float, rate: float, power: float, reached: float, found: float) -> dict[str, float]:
+    """What a tier declares, and what is certified of it."""
+    row = {} if math.isinf(advantage) else {"advantage": advantage, "advantage_certified": reached}
+    return row if math.isinf(power) else row | {"at_fpr": rate, "tpr": power, "tpr_certified": found}
+
+
 def _schema(plan: PlanNumbers) -> int:
+    if plan.groups.limits is not None:
+        return SCHEMA_OF_RISKS
     if plan.groups.starts is not None:
-        return SCHEMA
+        return SCHEMA_OF_ACCOUNTS
     if plan.unit == "person":
         return SCHEMA_OF_PERSONS
     return SCHEMA_OF_RUNS if plan.runs > 1 else SCHEMA_OF_ONE_RUN
@@ -88,6 +101,7 @@ def plan_digest(plan: PlanNumbers) -> str:
             plan.delta.tolist(),
             plan.counts.tolist(),
             *([] if plan.groups.starts is None else [plan.groups.starts.tolist()]),
+            *([] if plan.groups.limits is None else [plan.groups.limits.tolist()]),
         ],
         "phases": [phase.to_dict() for phase in plan.phases],
         **_several(plan),
@@ -144,23 +158,31 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
-    if schema not in (SCHEMA_OF_PERSONS, SCHEMA) and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
+    if schema not in (SCHEMA_OF_PERSONS, SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and ("runs" in values) != (
+        schema == SCHEMA_OF_RUNS
+    ):
         raise PlanError(
             f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
             "how many runs their epsilons are. It was edited; make a new plan with epsilons plan."
         )
-    if schema != SCHEMA and (values.get("unit", "record") != "record") != (schema == SCHEMA_OF_PERSONS):
+    if schema not in (SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and (values.get("unit", "record") != "record") != (
+        schema == SCHEMA_OF_PERSONS
+    ):
         raise PlanError(
             f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
             "It was edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
-        if (schema == SCHEMA) != any(row.start is not None for row in file.groups):
-            raise PlanError(
-                f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say what was spent before. It "
-                "was edited; make a new plan with epsilons plan."
-            )
+        for own, name, says in (
+            (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
+            (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
+        ):
+            if (schema == own) != any(getattr(row, name) is not None for row in file.groups):
+                raise PlanError(
+                    f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
+                    "a new plan with epsilons plan."
+                )
         return file, file.digest == digest_of(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -240,11 +262,16 @@ def check(plan: PlanNumbers, file: PlanFile) -> None:
         raise PlanError(f"This plan file contradicts itself: {ODD_DIVISOR}. It was edited; make a new plan.")
     if not plan.batch_size <= plan.records:
         raise PlanError("This plan's batch_size is larger than its number of records: no sampling rate is above 1.")
-    for row, spent in zip(file.groups, plan.epsilon_spent(), strict=True):
-        if not spent * (1 - OTHER_VERSIONS) <= row.epsilon_spent <= row.epsilon * (1 + ROUNDING):
+    claims = [
+        (spent, row.epsilon_spent, row.epsilon) for row, spent in zip(file.groups, plan.epsilon_spent(), strict=True)
+    ]
+    for row, certified in zip(file.groups, [] if plan.groups.limits is None else plan.certified_limits, strict=False):
+        claims += row.risk.claims(*certified) if row.risk else []
+    for spent, claimed, most in claims:
+        if not spent * (1 - OTHER_VERSIONS) <= claimed <= most * (1 + ROUNDING):
             raise PlanError(
-                "This plan file contradicts itself: some group's epsilon_spent is not what its phases come to. It was "
-                "edited; make a new plan with epsilons plan."
+                "This plan file contradicts itself: some group's epsilon_spent is not what its phases come to, or a "
+                "certified risk. It was edited; make a new plan with epsilons plan."
             )
     if plan.adjacency == SHARES and len(np.unique(plan.delta)) > 1:
         raise PlanError(
