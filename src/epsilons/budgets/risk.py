@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..errors import BudgetError
 
 
@@ -95,7 +97,7 @@ def as_contract(tiers: Mapping[Any, Any], tail: Sequence[float] | None, delta: A
     Groups are known by epsilon everywhere. So tiers with one epsilon and different limits get epsilons that differ in
     their last digits: none above the tail's, and the narrower limits the smaller one.
     """
-    whole, delta = (None, delta) if tail is None else tail if len(tail) == 2 else (None, None)
+    whole, delta = (None, delta) if tail is None else tail if np.shape(tail) == (2,) else (None, None)
     risks = {name: one if isinstance(one, Risk) else _read(name, one) for name, one in tiers.items()}
     most = math.inf if whole is None else Risk(epsilon=whole).epsilon or math.inf
     if not isinstance(delta, int | float) or any(
