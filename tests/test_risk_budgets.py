@@ -30,7 +30,7 @@ RECIPE = Recipe(steps=100, batch_size=100, clip_norm=1.0)
 SHARES = {"strict": 0.3, "both": 0.2, "open": 0.5}
 
 #: The points at which the oracle looks for the most powerful test.
-EVERYWHERE = np.unique(np.concatenate([np.linspace(-12, 12, 3001), *np.outer([-1, 1], np.geomspace(1e-5, 1, 400))]))
+EVERYWHERE = np.unique(np.concatenate([np.linspace(-12, 12, 6001), *np.outer([-1, 1], np.geomspace(1e-5, 1, 4000))]))
 
 
 def budgets(tail: tuple[float, float] = (4.0, DELTA), **risks: Risk) -> Budgets:
