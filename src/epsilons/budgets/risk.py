@@ -28,10 +28,7 @@ class Risk:
 
     Raises BudgetError for numbers out of range, and for odds beside an advantage.
 
-    >>> Risk(odds=55)
-    Risk(odds=55)
-    >>> Risk(tpr=0.05, at_fpr=0.01, epsilon=2.0)
-    Risk(tpr=0.05, at_fpr=0.01, epsilon=2.0)
+    >>> strict, open = Risk(odds=55), Risk(tpr=0.05, at_fpr=0.01)
     """
 
     odds: float | None = None
@@ -50,10 +47,6 @@ class Risk:
             raise BudgetError("odds and advantage limit the same thing. Give one of them.")
         if (self.tpr is None) != (self.at_fpr is None) or not (self.at_fpr or 0) < (self.tpr or 1):
             raise BudgetError("tpr is the largest true-positive rate at the rate at_fpr: give both, tpr above at_fpr.")
-
-    def __repr__(self) -> str:
-        given = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return f"Risk({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
 
     @property
     def limits(self) -> Limits:

@@ -126,8 +126,9 @@ def parse_risks(text: str | None, tail: str | None) -> tuple[dict[str, Risk], tu
 
     Raises BudgetError.
 
-    >>> parse_risks("strict:odds=55, open:tpr=.05@.01+epsilon=2", "4,1e-5")
-    ({'strict': Risk(odds=55.0, epsilon=4.0), 'open': Risk(tpr=0.05, at_fpr=0.01, epsilon=2.0)}, (4.0, 1e-05))
+    >>> risks, tail = parse_risks("strict:odds=55, open:tpr=.05@.01+epsilon=2", "4,1e-5")
+    >>> risks == {"strict": Risk(odds=55.0, epsilon=4.0), "open": Risk(tpr=0.05, at_fpr=0.01, epsilon=2.0)}, tail
+    (True, (4.0, 1e-05))
     """
     if text is None and tail is None:
         return None

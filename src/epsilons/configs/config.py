@@ -349,23 +349,15 @@ class BudgetsSection(_Section):
 
     @model_validator(mode="after")
     def _of_risks(self) -> BudgetsSection:
-        if self.risks is not None and (self.tiers or self.delta_column or self.conflict != "refuse"):
-            raise ValueError(
-                "risks take the place of tiers, and tail that of deltas: leave out tiers, delta_column, conflict"
-            )
-        if self.risks is None and self.tail is not None:
-            raise ValueError("tail goes with risks")
+        is_mixed = self.tiers or self.delta_column or self.conflict != "refuse"
+        if (self.risks is None and self.tail is not None) or (self.risks is not None and is_mixed):
+            raise ValueError("tail goes with risks, and both leave out tiers, delta_column, conflict")
         return self
 
     @property
     def levels(self) -> dict[str, float] | None:
         """{tier: epsilon}, of `tiers` or `risks`. Raises ValueError for risks that are none."""
-        if self.risks is None:
-            return self.tiers
-        try:
-            return as_contract(self.risks, self.tail, self.delta)[0].levels
-        except BudgetError as error:
-            raise ValueError(str(error)) from None
+        return self.tiers if self.risks is None else as_contract(self.risks, self.tail, self.delta)[0].levels
 
     @property
     def _dated(self) -> list[str]:

@@ -49,9 +49,8 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     if plan.groups.starts is not None:
         for row, start in zip(groups, plan.groups.starts.tolist(), strict=True):
             row["start"] = start
-    if plan.groups.limits is not None:
-        for row, limits, certified in zip(groups, plan.groups.limits, plan.certified_limits, strict=True):
-            row["risk"] = _risk(*limits.tolist(), *certified.tolist())
+    for row, risk in zip(groups, _risks(plan), strict=False):
+        row["risk"] = risk
     phases = [phase.to_dict() for phase in plan.phases]
     repeated = ("strategy", "options", "accountant", "adjacency", "records", "batch_size", "steps")
     values: dict[str, Any] = {"schema": _schema(plan), "epsilons_version": __version__}
@@ -64,10 +63,14 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     return sealed(values)
 
 
-def _risk(advantage: float, rate: float, power: float, reached: float, found: float) -> dict[str, float]:
-    """What a tier declares, and what is certified of it."""
-    row = {} if math.isinf(advantage) else {"advantage": advantage, "advantage_certified": reached}
-    return row if math.isinf(power) else row | {"at_fpr": rate, "tpr": power, "tpr_certified": found}
+def _risks(plan: PlanNumbers) -> list[dict[str, float]]:
+    """(groups,) what each tier by risk declares, and what is certified of it; [] for other budgets."""
+    if plan.groups.limits is None:
+        return []
+    names = ("advantage", "at_fpr", "tpr", "advantage_certified", "tpr_certified")
+    rows = np.hstack([plan.groups.limits, plan.certified_limits])
+    rows[np.isinf(rows[:, 0]), 3] = rows[np.isinf(rows[:, 2]), 1] = rows[np.isinf(rows[:, 2]), 4] = np.inf
+    return [{name: one for name, one in zip(names, row, strict=True) if one < np.inf} for row in rows.tolist()]
 
 
 def _schema(plan: PlanNumbers) -> int:
@@ -262,16 +265,18 @@ def check(plan: PlanNumbers, file: PlanFile) -> None:
         raise PlanError(f"This plan file contradicts itself: {ODD_DIVISOR}. It was edited; make a new plan.")
     if not plan.batch_size <= plan.records:
         raise PlanError("This plan's batch_size is larger than its number of records: no sampling rate is above 1.")
-    claims = [
-        (spent, row.epsilon_spent, row.epsilon) for row, spent in zip(file.groups, plan.epsilon_spent(), strict=True)
-    ]
-    for row, certified in zip(file.groups, [] if plan.groups.limits is None else plan.certified_limits, strict=False):
-        claims += row.risk.claims(*certified) if row.risk else []
-    for spent, claimed, most in claims:
-        if not spent * (1 - OTHER_VERSIONS) <= claimed <= most * (1 + ROUNDING):
+    for row, spent in zip(file.groups, plan.epsilon_spent(), strict=True):
+        if not spent * (1 - OTHER_VERSIONS) <= row.epsilon_spent <= row.epsilon * (1 + ROUNDING):
             raise PlanError(
-                "This plan file contradicts itself: some group's epsilon_spent is not what its phases come to, or a "
-                "certified risk. It was edited; make a new plan with epsilons plan."
+                "This plan file contradicts itself: some group's epsilon_spent is not what its phases come to. It was "
+                "edited; make a new plan with epsilons plan."
+            )
+    for row, risk in zip(file.groups, _risks(plan), strict=False):
+        claimed = row.risk or {}
+        if not all(math.isclose(claimed.get(name, -1), one, rel_tol=OTHER_VERSIONS) for name, one in risk.items()):
+            raise PlanError(
+                "This plan file contradicts itself: some certified risk is not what its phases come to. It was edited; "
+                "make a new plan with epsilons plan."
             )
     if plan.adjacency == SHARES and len(np.unique(plan.delta)) > 1:
         raise PlanError(

@@ -24,28 +24,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
-class RiskRow(_Strict):
-    """The limits that a tier declares, and what is certified of them."""
-
-    advantage: Positive | None = None
-    at_fpr: Probability = 0.0
-    tpr: Positive | None = None
-    advantage_certified: Probability = 0.0
-    tpr_certified: Probability = 0.0
-
-    @property
-    def limits(self) -> tuple[float, float, float]:
-        """As in `Groups.limits`."""
-        return self.advantage or math.inf, self.at_fpr, self.tpr or math.inf
-
-    def claims(self, advantage: float, power: float) -> list[tuple[float, float, float]]:
-        """(computed, certified as the file says, declared) for each limit."""
-        return [
-            (advantage, self.advantage_certified, self.limits[0]),
-            (power, self.tpr_certified, self.limits[2]),
-        ]
-
-
 class GroupRow(_Strict):
     """One group's budget and the epsilon it spends; for one-phase plans, also its row of the table."""
 
@@ -54,7 +32,7 @@ class GroupRow(_Strict):
     records: Count
     epsilon_spent: Annotated[float, Field(ge=0)]
     start: list[float] | None = None
-    risk: RiskRow | None = None
+    risk: dict[str, Probability] | None = None
     sample_rate: Probability | None = None
     clip_norm: Positive | None = None
     weight: Positive | None = None
@@ -111,10 +89,13 @@ class PlanFile(_Strict):
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
 
     def _limits(self) -> npt.NDArray[Any] | None:
-        rows = [row.risk.limits for row in self.groups if row.risk is not None]
+        rows = [row.risk for row in self.groups if row.risk is not None]
         if rows and len(rows) != len(self.groups):
             raise PlanError("A plan of budgets by risk needs the limits of each group, {} for none.")
-        return np.array(rows) if rows else None
+        none = {"advantage": math.inf, "at_fpr": 0.0, "tpr": math.inf}
+        return (
+            np.array([[row.get(name, otherwise) for name, otherwise in none.items()] for row in rows]) if rows else None
+        )
 
     def _starts(self) -> npt.NDArray[Any] | None:
         rows = [row.start for row in self.groups if row.start is not None]
