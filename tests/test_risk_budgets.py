@@ -380,3 +380,44 @@ def test_the_command_line_and_a_config_take_risks(tmp_path):
     for wrong in ({"risks": risks}, {"tail": [4.0, 1e-5]}, {"risks": risks, "tail": [4.0, 1e-5], "tiers": {"a": 1.0}}):
         with pytest.raises(ValueError, match="risk"):
             BudgetsSection(**wrong)
+
+
+CONFIG = """
+[data]
+train = "people.csv"
+target = "label"
+classes = ["no", "yes"]
+person = "who"
+[budgets]
+column = "tier"
+risks = {strict = {odds = 55}, open = {tpr = 0.05, at_fpr = 0.01}}
+tail = [4.0, 1e-5]
+[model]
+name = "logistic"
+[training]
+steps = 20
+batch_size = 20
+[data.numeric]
+age = [0, 100]
+"""
+
+
+def test_a_config_of_risks_trains_and_no_registry_takes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i},{i % 90},{'yes' if i % 2 else 'no'},{'strict' if i % 4 else 'open'}" for i in range(200)]
+    (tmp_path / "people.csv").write_text("\n".join(["who,age,label,tier", *rows]) + "\n")
+    (tmp_path / "people.toml").write_text(CONFIG)
+    trained = CliRunner().invoke(app, ["train", "people.toml", "-o", "run", "--quiet"])
+    assert trained.exit_code == 0, trained.output
+    saved = Plan.load(tmp_path / "run" / "plan.json")
+    assert saved.unit == "person"
+    assert len(saved.groups.declared) == 2
+    assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
+    report = json.loads((tmp_path / "run" / "report-release.json").read_text())
+    assert [row["tier"] for row in report["groups"]] == ["strict", "open"]
+    assert report["groups"][0]["right_guesses"] == 55
+    assert "right at most n_i times" in report["guarantee"]
+    (tmp_path / "people.toml").write_text(CONFIG + "[registry]\nshare = 0.5\n")
+    refused = CliRunner().invoke(app, ["train", "people.toml", "--registry", "sqlite:///people.db"])
+    assert refused.exit_code != 0
+    assert "tiers of (epsilon, delta) only" in str(refused.exception)
