@@ -222,9 +222,9 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
 
 
 def test_the_odds_are_what_the_advantage_says_rounded_up():
-    assert "at most 56 of 100 times" in risk_profile.Risk({}, 0.105, {}, 0, 0).odds
-    assert "at most 50 of 100 times" in risk_profile.Risk({}, 0.0, {}, 0, 0).odds
-    assert "at most 100 of 100 times" in risk_profile.Risk({}, 0.999, {}, 0, 0).odds
+    assert "at most 56 of 100 times" in risk_profile.GroupRisk({}, 0.105, {}, 0, 0).odds
+    assert "at most 50 of 100 times" in risk_profile.GroupRisk({}, 0.0, {}, 0, 0).odds
+    assert "at most 100 of 100 times" in risk_profile.GroupRisk({}, 0.999, {}, 0, 0).odds
 
 
 def test_the_command_line_shows_risks_and_writes_them_as_json():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import data
     from .auditing import audit
     from .budgets.budgets import Budgets
+    from .budgets.risk import Risk
     from .core.mechanism import SampledGaussian
     from .ledger.ledger import Ledger
     from .ledger.plan_folder import PlanFolder
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _LAZY = {
     ".auditing": ("audit",),
     ".budgets.budgets": ("Budgets",),
+    ".budgets.risk": ("Risk",),
     ".core.mechanism": ("SampledGaussian",),
     ".ledger.ledger": ("Ledger",),
     ".ledger.plan_folder": ("PlanFolder",),
@@ -105,6 +107,7 @@ __all__ = [
     "Records",
     "Registry",
     "Report",
+    "Risk",
     "Run",
     "RunFolder",
     "SampledGaussian",

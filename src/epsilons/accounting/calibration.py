@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
+from scipy.special import ndtri
 
 from ..core.mechanism import SMALLEST_NOISE, FloatArray, IntArray, Repeated, SampledGaussian
 from ..errors import InfeasibleBudgetError, PlanError
 from . import filter, pld, rdp
+from .profile import TERMS, usage
 
 # -- Many histories at once: the epsilon of every group of a plan costs little more than that of the distinct
 # histories
@@ -47,16 +49,18 @@ class Histories(NamedTuple):
 def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
     """(rows,) upper bounds on epsilon at each row's claim: its delta, or for accounts what was spent before.
 
-    claims: (rows,) or (rows, orders), as `Groups.claims`. Raises PlanError for accounts with another accountant than
-    the filter.
+    claims: (rows,), (rows, orders) or (rows, TERMS), as `Groups.terms`; for terms of budgets by risk it is the part of
+    them that is used (`profile.usage`). Raises PlanError for accounts with another accountant than the filter, and for
+    budgets by risk with another one than PLD.
     """
     rates, noises, steps = histories
     if isinstance(accountant, Repeated):
         many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
         return batch_epsilon(accountant.accountant, many, claims)
     function, options = _unwrapped(accountant)
-    if claims.ndim > 1 and function is not filter.epsilon:
-        raise PlanError('Budgets on accounts of a registry need accountant="filter"; others do not add up over runs.')
+    _check_claims(function, claims)
+    if is_by_risk(claims):
+        return _usages(options, histories, claims)
     if function is filter.epsilon:
         of_accounts = claims.ndim > 1
         return filter.batch_epsilon(
@@ -81,6 +85,27 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
         else:
             out[here] = [accountant(history, float(delta)) for delta in deltas[here]]
     return out[pair]
+
+
+def _check_claims(function: Accountant, claims: FloatArray) -> None:
+    if is_by_risk(claims) and function is not pld.epsilon:
+        raise PlanError(
+            'Budgets by risk need accountant="pld". All other accountants, and the registry, take tiers of '
+            "(epsilon, delta) only: they do not know the rest of the privacy profile."
+        )
+    if claims.ndim > 1 and not is_by_risk(claims) and function is not filter.epsilon:
+        raise PlanError('Budgets on accounts of a registry need accountant="filter"; others do not add up over runs.')
+
+
+def _usages(options: Mapping[str, Any], histories: Histories, terms: FloatArray) -> FloatArray:
+    columns = zip(histories.rates.T.tolist(), histories.noises.T.tolist(), strict=True)
+    rows = ([SampledGaussian(*one) for one in zip(*column, histories.steps, strict=True)] for column in columns)
+    return np.array([usage(history, row, **options) for history, row in zip(rows, terms, strict=True)])
+
+
+def is_by_risk(claims: FloatArray) -> bool:
+    """Whether claims are terms of budgets by risk; those of accounts have more columns."""
+    return claims.shape[1:] == (TERMS,)
 
 
 def _of_one_phase(
@@ -276,9 +301,9 @@ def rates_near(
     start: FloatArray,
 ) -> FloatArray:
     """(groups,) approximations of those rates, read off one curve: the cost does not depend on the number of groups."""
-    if delta.ndim > 1:  # each account has a curve of its own, and the filter is fast
-        return rates_for(epsilon, noise_multiplier, steps, delta, accountant, start)
     approximate = fast(accountant)
+    if delta.ndim > 1:  # each account has a curve of its own, and each group by risk
+        return rates_for(epsilon, noise_multiplier, steps, delta, approximate, start)
 
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
         return _of_one_phase(approximate, np.exp(log_rate), noise_multiplier, steps, at)
@@ -307,8 +332,16 @@ def _clt_noise(epsilon: FloatArray, sample_rate: FloatArray, steps: int, delta: 
 def gaussian_strength(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
     """(groups,) approximate μ of the Gaussian mechanism that spends ε at δ: √(2(L + ε)) − √(2L), L = ln 1/δ.
 
-    For accounts, μ of the one that spends what is left at the best order.
+    For accounts, μ of the one that spends what is left at the best order; for budgets by risk, of the one that meets
+    the narrowest limit.
     """
+    if is_by_risk(delta):
+        tails, _, advantage, rate, power = delta.T
+        by_advantage, by_power = (
+            2 * ndtri((1 + np.minimum(advantage, 1)) / 2),
+            ndtri(np.minimum(power, 1)) - ndtri(rate),
+        )
+        return np.asarray(np.minimum(gaussian_strength(epsilon, tails), np.minimum(by_advantage, by_power)))
     if delta.ndim > 1:  # a Gaussian's divergence at order α is α·μ²/2
         square = 2 * ((epsilon[:, None] - delta) / filter.ORDERS).max(axis=1)
         return np.asarray(np.sqrt(np.maximum(square, 1e-12)), dtype=np.float64)

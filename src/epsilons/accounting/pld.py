@@ -529,16 +529,25 @@ def epsilon_at(
     return worst
 
 
-def divergences(history: Sequence[SampledGaussian], epsilons: FloatArray) -> FloatArray:
-    """(2, epsilons) upper bounds on the hockey-stick divergence of removing and of adding, at any real epsilons."""
+def divergences(
+    history: Sequence[SampledGaussian],
+    epsilons: FloatArray,
+    grid: float | None = None,
+    points: float = MOST_STEP_POINTS,
+    slacks: float = 1.0,
+) -> FloatArray:
+    """(2, epsilons) upper bounds on the hockey-stick divergence of removing and of adding, at any real epsilons.
+
+    grid, points, slacks  as for `epsilon`
+    """
     parts = merged(history)
-    directions = _directions(parts, None, MOST_STEP_POINTS)
+    directions = _directions(parts, grid, points)
     never = -np.expm1(np.minimum(epsilons, 0.0))  # the divergence of a record that never takes part
     if directions == ():
         return np.stack([never, never])
     bound = np.ones((2, len(epsilons)))
     if directions:
-        allowed = slack(history)
+        allowed = slack(history, slacks)
         computed = [(losses, losses.deltas(epsilons)) for losses in directions]
         bound = np.stack([np.minimum(part + _lost(losses, part, allowed) + allowed, 1.0) for losses, part in computed])
     if _is_coarse(parts, directions) or slack(history) > MOST_SLACK * SMALLEST_DELTA:

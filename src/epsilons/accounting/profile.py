@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ DELTAS: tuple[float, ...] = tuple(10.0**power for power in range(-9, -1))
 GRID = np.unique(np.concatenate([np.linspace(-8, 8, 321), np.linspace(-60, 60, 241)]))
 #: A finer grid, for hypothesis tests of an audit.
 FINE_GRID = np.unique(np.concatenate([np.linspace(-8, 8, 641), np.linspace(-50, 50, 401)]))
+#: The same, and values near 0: where there is much noise, all of the curve is there.
+NEAR_0 = np.unique(np.concatenate([FINE_GRID, *np.outer([-1, 1], np.geomspace(1e-4, 1, 300))]))
 
 #: True-positive rates at which costs are tabulated, for tests that ask for thousands of them.
 _RATES: list[float] = np.unique([0.0, *np.geomspace(1e-9, 1, 4000), *np.linspace(0, 1, 4001)]).tolist()
@@ -44,6 +47,7 @@ class Profile:
 
     history  what the record goes through
     grid     (points,)  values of ε at which δ(ε) is evaluated
+    options  of `pld.divergences`
 
     >>> profile = Profile((SampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000),))
     >>> round(profile.advantage, 3)
@@ -52,6 +56,7 @@ class Profile:
 
     history: Sequence[SampledGaussian]
     grid: FloatArray = field(default_factory=lambda: GRID)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def divergence(self) -> FloatArray:
@@ -98,10 +103,41 @@ class Profile:
         return float(np.nan_to_num(part, nan=0.0, posinf=math.inf).max())
 
     def _divergence(self, epsilons: FloatArray) -> FloatArray:
-        return pld.divergences(self.history, epsilons)
+        return pld.divergences(self.history, epsilons, **self.options)
 
     @cached_property
     def _costs(self) -> list[float]:
         """The cost at each of _RATES. Costs grow with the rate, so each entry is a lower bound up to the next rate."""
         costs: list[float] = np.maximum(1.0 - self.power(1.0 - np.array(_RATES)), 0.0).tolist()
         return costs
+
+
+# -- Limits on a profile: points that its curve must not exceed, for budgets by risk
+
+#: How many numbers `usage` takes: delta, epsilon, and the three limits of `Groups`.
+TERMS = 5
+
+
+def used(history: Sequence[SampledGaussian], limits: FloatArray, **options: Any) -> FloatArray:
+    """(2,) upper bounds on the advantage, and on the true-positive rate at the false-positive rate of the limits.
+
+    limits  (3,) largest advantage, false-positive rate, largest true-positive rate there; infinity where there is none
+    """
+    profile = Profile(history, NEAR_0, options)
+    advantage = profile.advantage if math.isfinite(limits[0]) else 0.0
+    return np.array([advantage, float(profile.power(limits[1])) if math.isfinite(limits[2]) else 0.0])
+
+
+def usage(history: Sequence[SampledGaussian], terms: FloatArray, **options: Any) -> float:
+    """The part of its terms that a history uses, in units of their epsilon: all hold where this is at most epsilon.
+
+    terms    (5,) delta, epsilon, and limits as in `used`
+    options  of `pld.epsilon`
+
+    The largest of ε(δ)/epsilon, of the advantage by its limit, and of β(f) − f by the same of the declared rate, times
+    epsilon. Each falls to 0 as the noise grows, so calibration inverts it like an epsilon.
+    """
+    delta, epsilon, most, rate, power = terms
+    advantage, found = used(history, terms[2:], **options)
+    spent = pld.epsilon(history, float(delta), **options)
+    return float(epsilon * max(spent / epsilon, advantage / most, (found - rate) / (power - rate)))

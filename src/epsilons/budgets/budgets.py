@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit,
 from ..errors import BudgetError, EpsilonsWarning
 from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
 from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
+from .risk import Contract, Risk, as_contract
 
 DEFAULT_DELTA = 1e-5
 
@@ -32,10 +34,11 @@ class BudgetColumns(NamedTuple):
     column: str = "epsilon"
     delta: npt.ArrayLike = DEFAULT_DELTA
     delta_column: str | None = None
-    tiers: Mapping[str, float] | None = None
+    tiers: Mapping[str, Any] | None = None
     person: str | None = None
     conflict: Conflict = "refuse"
     spelling: str | Sequence[str] | None = None
+    tail: Sequence[float] | None = None
 
 
 # -- Checks of epsilons and deltas, whichever source they are from; messages give counts and rows, never values
@@ -260,6 +263,7 @@ class Budgets:
             warnings.warn(words, EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
         self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
+        self._contract: Contract | None = None
         self._epsilon = values
         self._delta = deltas
         self._starts = None if starts is None else as_starts(starts, len(values))
@@ -283,7 +287,7 @@ class Budgets:
         column: str = "epsilon",
         delta: npt.ArrayLike = DEFAULT_DELTA,
         delta_column: str | None = None,
-        tiers: Mapping[str, float] | None = None,
+        tiers: Mapping[str, float] | Mapping[str, Risk] | None = None,
         person: str | None = None,
         conflict: Conflict = "refuse",
         spelling: str | Sequence[str] | None = None,
@@ -295,7 +299,8 @@ class Budgets:
         column        name of the column with each record's epsilon, or with the name of its tier
         delta         one probability for all, or (records,)
         delta_column  name of a column with a delta per record; replaces `delta`
-        tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
+        tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}; or {name: Risk} (`by_risk`), each with
+                      the epsilon that it keeps at `delta`: {"strict": Risk(odds=55, epsilon=2.0)}
         person        name of the column with the id of each row's person; the budgets are then of persons (`by_person`)
         conflict      "refuse" or "strictest", for a person whose rows state different budgets
         spelling      how ids are made equal, as in `by_person`
@@ -318,13 +323,22 @@ class Budgets:
     @classmethod
     def from_table(cls, table: Any, path: Path, columns: BudgetColumns) -> Budgets:
         """The same from a pyarrow.Table that was read from `path`; messages name the path."""
-        column, delta, delta_column, tiers, person, conflict, spelling = columns
+        column, delta, delta_column, tiers, person, conflict, spelling, tail = columns
+        contract = None
+        if tiers is not None and any(isinstance(one, Risk | Mapping) for one in tiers.values()):
+            if delta_column is not None or conflict != "refuse":
+                raise BudgetError(
+                    "Tiers by risk have one delta, and none of two risks is the stricter one: leave out delta_column "
+                    "and conflict."
+                )
+            contract, delta = as_contract(tiers, tail, delta)
+            tiers = contract.levels
         epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
         deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
         if person is None:
-            return cls(epsilon, deltas)
+            return cls(epsilon, deltas).limited(contract)
         ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))
-        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict, spelling=spelling)
+        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict, spelling=spelling).limited(contract)
 
     @classmethod
     def by_person(
@@ -437,6 +451,50 @@ class Budgets:
             return cls(values, delta)
         return cls.by_person(values, ids, delta=delta, spelling=spelling)
 
+    @classmethod
+    def by_risk(
+        cls,
+        risks: Mapping[Any, Risk],
+        tiers: npt.ArrayLike | Mapping[Any, float],
+        *,
+        tail: Sequence[float],
+        records: int | None = None,
+        seed: int = 0,
+        unit: Unit = "record",
+        ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
+    ) -> Budgets:
+        """Tiers that state risks in place of epsilons. A plan meets each of them directly, and needs accountant="pld".
+
+        risks     {tier: Risk}; it may name tiers that no record has. An epsilon in place of a Risk limits the tail only
+        tiers     (records,) the tier of each record; or {tier: share}, simulated as by `from_shares`
+        tail      (epsilon, delta) that every tier keeps, too, and that people are told: limits alone leave open what a
+                  rare attack learns
+        records, seed, unit  of simulated tiers
+        ids, spelling  as in `by_class`
+
+        Tiers with one epsilon and different limits get epsilons that differ in their last digits.
+
+        Raises BudgetError for tiers that are not among `risks`, and for what `by_class` or `from_shares` refuse.
+
+        >>> risks = {"strict": Risk(odds=55), "open": Risk(tpr=0.05, at_fpr=0.01)}
+        >>> Budgets.by_risk(risks, ["open", "strict", "open"], tail=(4.0, 1e-5))
+        Budgets(3 records, 2 groups)
+        """
+        contract, delta = as_contract(risks, tail)
+        if isinstance(tiers, Mapping):
+            simulated = cls.from_shares(contract.shares(tiers), records=records or 0, delta=delta, seed=seed, unit=unit)
+            return simulated.limited(contract)
+        if not all(name in contract.levels for name in classes_of(tiers)[0]):
+            raise BudgetError(f"Some records have a tier without a risk. There are: {', '.join(map(repr, risks))}.")
+        return cls.by_class(tiers, contract.levels, delta=delta, ids=ids, spelling=spelling).limited(contract)
+
+    @classmethod
+    def of_groups(cls, groups: Groups, unit: Unit = "record") -> Budgets:
+        """Budgets that form these groups, ordered by them."""
+        columns = (np.repeat(values, groups.counts) for values in (groups.epsilons, groups.deltas))
+        return cls(*columns, unit=unit).limited(Contract({}, groups.declared) if groups.declared else None)
+
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
         """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
 
@@ -455,7 +513,16 @@ class Budgets:
         roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             starts = None if self._starts is None else self._starts[chosen]
-            return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)._with(roster)
+            some = Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)
+            return some._with(roster).limited(self._contract)
+
+    def limited(self, contract: Contract | None) -> Budgets:
+        """The same budgets, with the limits of these tiers beside the epsilons that they are known by."""
+        self._contract = contract
+        if contract is not None:
+            limits = np.array([contract.limits[epsilon] for epsilon in self.epsilons.tolist()])
+            self._groups = replace(self._groups, limits=limits)
+        return self
 
     def _with(self, roster: Roster | None) -> Budgets:
         self._roster = roster
@@ -498,7 +565,7 @@ class Budgets:
         False
         """
         with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
-            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts)
+            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts).limited(self._contract)
 
     def persons_of(self, ids: Any) -> IntArray:
         """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
@@ -536,8 +603,13 @@ class Budgets:
 
     @property
     def claims(self) -> FloatArray:
-        """What an accountant needs beside a history: (groups,) deltas, or (groups, orders) starts of accounts."""
-        return self._groups.claims
+        """What calibration needs beside epsilons, as `Groups.terms`: (groups,) deltas, or more of each group."""
+        return self._groups.terms
+
+    @property
+    def contract(self) -> Contract | None:
+        """The tiers of budgets by risk; None for others."""
+        return self._contract
 
     @property
     def group(self) -> IntArray:

@@ -117,7 +117,7 @@ def _as_json(would: _Would) -> dict[str, Any]:
         "expected_batch": plan.batch_size,
         "seconds_per_step": would.seconds_per_step,
     }
-    values["groups"] = groups_as_json(plan, config.budgets.tiers)
+    values["groups"] = groups_as_json(plan, config.budgets.levels)
     return values | ({"suppressed": PLAN_SUPPRESSED} if has_small_cells(plan.groups) else {})
 
 

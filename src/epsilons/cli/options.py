@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from .. import planning
 from ..accounting import ACCOUNTANTS
+from ..budgets.risk import Risk
 from ..core.disclosure import has_small_cells, of_unit
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import STRATEGIES, Plan, class_balance, display, risk_profile
@@ -78,6 +79,13 @@ Tiers = Annotated[
 ]
 _TIED = 'DECLARED counts or shares of the classes in each tier, "1:80/20,3:10/90". Shows what each class weighs.'
 Classes = Annotated[str | None, option(_TIED, panel=BUDGETS)]
+Risks = Annotated[
+    str | None,
+    option('In place of --tiers, the risk of each: "strict:odds=55,open:tpr=0.05@0.01" (of FPR 0.01).', panel=BUDGETS),
+]
+Tail = Annotated[
+    str | None, option('With --risks, epsilon and delta that all tiers keep, too: "4,1e-5".', panel=BUDGETS)
+]
 Delta = Annotated[float, option("The delta of all records.", panel=BUDGETS)]
 Person = Annotated[
     str | None,
@@ -95,12 +103,14 @@ Trust = Annotated[bool, option("Import and run code that is named as package.mod
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
 
 
-def parse_shares(text: str) -> dict[float, float]:
-    """{epsilon: share} from "1:34%,2:43%,3:23%" or "1:.34, 2:.43, 3:.23". Raises BudgetError.
+def parse_shares(text: str, named: bool = False) -> dict[Any, float]:
+    """{epsilon: share} from "1:34%,2:43%,3:23%" or "1:.34, 2:.43, 3:.23"; `named`: {tier: share}. Raises BudgetError.
 
     >>> parse_shares("1:34%,2:66%")
     {1.0: 0.34, 2.0: 0.66}
     """
+    if named:
+        return _pairs(text, _name, _share, 'Shares of --risks are written tier:share, e.g. "strict:30%,open:70%"')
     return _pairs(text, decimal, _share, 'Shares are written epsilon:share, e.g. "1:34%,2:43%,3:23%"')
 
 
@@ -110,7 +120,41 @@ def parse_tiers(text: str) -> dict[str, float]:
     >>> parse_tiers("strict:0.5, open:8")
     {'strict': 0.5, 'open': 8.0}
     """
-    return _pairs(text, lambda name: name or None, decimal, 'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"')
+    return _pairs(text, _name, decimal, 'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"')
+
+
+def parse_risks(text: str | None, tail: str | None) -> tuple[dict[str, Risk], tuple[float, float]] | None:
+    """{name: risk}, each with its epsilon, and the tail; None without both. Several limits are joined by "+".
+
+    Raises BudgetError.
+
+    >>> risks, tail = parse_risks("strict:odds=55, open:tpr=.05@.01+epsilon=2", "4,1e-5")
+    >>> risks == {"strict": Risk(odds=55.0, epsilon=4.0), "open": Risk(tpr=0.05, at_fpr=0.01, epsilon=2.0)}, tail
+    (True, (4.0, 1e-05))
+    """
+    if text is None and tail is None:
+        return None
+    form = 'Risks are written --risks "strict:odds=55,open:tpr=0.05@0.01" --tail EPSILON,DELTA'
+    epsilon, delta = (*map(decimal, (tail or "").split(",")), None)[:2]
+    if text is None or epsilon is None or delta is None:
+        raise BudgetError(f"{form}; got {text!r} and {tail!r}.")
+    risks = _pairs(text, _name, _risk, form)
+    return {name: replace(risk, epsilon=min(risk.epsilon or epsilon, epsilon)) for name, risk in risks.items()}, (
+        epsilon,
+        delta,
+    )
+
+
+def _risk(text: str) -> Risk | None:
+    pairs = [part.partition("=")[::2] for part in text.replace("@", "+at_fpr=").split("+")]
+    limits = {name.strip(): decimal(value) for name, value in pairs}
+    if len(limits) < len(pairs) or None in limits.values() or not limits.keys() <= {one.name for one in fields(Risk)}:
+        return None
+    return Risk(**limits)
+
+
+def _name(text: str) -> str | None:
+    return text or None
 
 
 def parse_classes(text: str | None) -> tuple[class_balance.Classes | None, list[str]]:

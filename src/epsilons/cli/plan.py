@@ -36,6 +36,8 @@ epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --epochs 30
 
 epsilons plan --budgets visits.csv --person patient_id --batch-size 512 --steps 2000   # one budget per person
 
+epsilons plan --budgets wishes.csv --column tier --risks strict:odds=55 --tail 4,1e-5 --batch-size 512 --steps 2000
+
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
 
 epsilons plan --budgets wishes.csv --batch-size 512 --steps 2000 --runs 10 -o tuning   # a folder that counts the runs
@@ -135,7 +137,7 @@ epsilons advise --budgets wishes.csv --batch-size 512 --steps 2000 --picture adv
 
 
 #: The flags of `epsilons advise` that describe budgets.
-OF_BUDGETS = ("shares", "records", "budgets", "column", "tiers", "delta", "person", "conflict", "unit")
+OF_BUDGETS = ("shares", "records", "budgets", "column", "tiers", "risks", "tail", "delta", "person", "conflict", "unit")
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class AdviseFlags:
     budgets: opt.BudgetsFile = None
     column: opt.Column = "epsilon"
     tiers: opt.Tiers = None
+    risks: opt.Risks = None
+    tail: opt.Tail = None
     delta: opt.Delta = DEFAULT_DELTA
     person: opt.Person = None
     conflict: opt.Conflict = "refuse"

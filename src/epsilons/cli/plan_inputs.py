@@ -38,6 +38,8 @@ class BudgetFlags:
     budgets: opt.BudgetsFile = None
     column: Annotated[str | None, opt.option("Its column of budgets. Default: epsilon.", panel=opt.BUDGETS)] = None
     tiers: opt.Tiers = None
+    risks: opt.Risks = None
+    tail: opt.Tail = None
     delta: Annotated[float | None, opt.option("The delta of all records. Default: 1e-05.", panel=opt.BUDGETS)] = None
     delta_column: Annotated[str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)] = (
         None
@@ -211,7 +213,7 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
     return About(
         name=name,
-        tiers=config.budgets.tiers,
+        tiers=config.budgets.levels,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
         facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model, **day}
@@ -234,8 +236,8 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
     """What flags alone ask for. Raises InputError if something is missing."""
     if texts:
         raise InputError("--set changes keys of a config; give one, or use the flags (epsilons plan --help).")
-    declared = opt.parse_shares(budgets.public_shares) if budgets.public_shares is not None else None
-    asked = budgets_of(budgets)
+    asked, named = budgets_of(budgets), budgets.risks is not None
+    declared = opt.parse_shares(budgets.public_shares, named) if budgets.public_shares is not None else None
     make = partial(
         planning.plan,
         asked,
@@ -251,6 +253,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)
 
     tiers = opt.parse_tiers(budgets.tiers) if budgets.tiers is not None else None
+    tiers = tiers if asked.contract is None else asked.contract.levels
     return Asked(plan, About(tiers=tiers, simulated=budgets.shares is not None), *opt.parse_classes(budgets.classes))
 
 
@@ -266,12 +269,15 @@ def budgets_of(flags: BudgetFlags) -> Budgets:
         if unit == "person" and flags.person is None:
             raise BudgetError("--unit person goes with --shares. With --budgets, name the column of ids: --person.")
         return _budgets_in(flags.budgets, flags, delta)
-    if shares is None and records is None and flags.public_shares is not None:
+    if (shares, records) == (None, None):
         shares, records = flags.public_shares, flags.public_records
     if shares is None or records is None:
         raise BudgetError(
             "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
         )
+    if by_risk := opt.parse_risks(flags.risks, flags.tail):
+        risks, tail = by_risk
+        return Budgets.by_risk(risks, opt.parse_shares(shares, named=True), tail=tail, records=records, unit=unit)
     return Budgets.from_shares(opt.parse_shares(shares), records=records, delta=delta, unit=unit)
 
 
@@ -279,6 +285,10 @@ def _budgets_in(file: Path, flags: BudgetFlags, delta: float) -> Budgets:
     columns: dict[str, Any] = {"column": flags.column or "epsilon", "delta_column": flags.delta_column}
     tiers, conflict = flags.tiers, as_conflict(flags.conflict or "refuse")
     columns |= {"tiers": None if tiers is None else opt.parse_tiers(tiers), "person": flags.person}
+    if by_risk := opt.parse_risks(flags.risks, flags.tail):
+        if tiers is not None:
+            raise BudgetError("Give either --tiers or --risks.")
+        columns["tiers"], (_, delta) = by_risk
     return Budgets.from_csv(file, delta=delta, conflict=conflict, **columns)
 
 

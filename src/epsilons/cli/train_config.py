@@ -311,7 +311,7 @@ def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, An
         "config": config.model_dump(mode="json"),
         "folder": str(file.parent.resolve()),  # the config's paths start here
         "about": config.about.model_dump(exclude_none=True),
-        "tiers": config.budgets.tiers,
+        "tiers": config.budgets.levels,
         "left_out": prepared.left_out,
         "consent": prepared.consent,
         "simulated": config.budgets.shares is not None,
@@ -419,7 +419,7 @@ def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
     metrics = {**run.metrics[-1], "classes": prepared.classes} if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
-    values["groups"] = groups_as_json(plan, prepared.config.budgets.tiers, run.charged)
+    values["groups"] = groups_as_json(plan, prepared.config.budgets.levels, run.charged)
     if has_small_cells(plan.groups):
         if metrics is not None:
             metrics.pop("per_group", None)

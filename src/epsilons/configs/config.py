@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ..budgets.budgets import DEFAULT_DELTA
 from ..budgets.ids import SEVERAL_OWNERS, Conflict, Rule, as_rule
+from ..budgets.risk import as_contract
 from ..data import DATASETS
 from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features
@@ -283,6 +284,11 @@ class BudgetsSection(_Section):
     row per person, in any order."""
     tiers: dict[str, Positive] | None = None
     """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
+    risks: dict[str, dict[str, Positive]] | None = None
+    """In place of `tiers`: the largest risk of each tier, e.g. {strict = {odds = 55}, open = {odds = 65}}
+    ([Budgets by risk](choosing-budgets.md#budgets-by-risk))."""
+    tail: list[Positive] | None = None
+    """With `risks`: [epsilon, delta], which every tier keeps, too, and which people are told. It replaces `delta`."""
     blank: Literal["left out"] | None = None
     """"left out" if an empty cell of the column means that its record is neither trained on nor tested on. Without it,
     empty cells are refused ([Tables](tables.md#records-that-are-left-out))."""
@@ -337,7 +343,7 @@ class BudgetsSection(_Section):
             raise ValueError("shares are simulated budgets: leave out delta_column, file, tiers; or leave out shares")
         if self.shares is not None and (self.decides or self.unlisted or self.without_rows):
             raise ValueError("shares are simulated budgets: they leave out no record; remove blank, zero and the like")
-        if both := sorted({*map(as_text, self.left_out)} & {*(self.tiers or {})}):
+        if both := sorted({*map(as_text, self.left_out)} & {*(self.levels or {})}):
             raise ValueError(
                 f"{both[0]!r} is both in budgets.tiers and in budgets.left_out; remove it from one of them"
             )
@@ -347,6 +353,18 @@ class BudgetsSection(_Section):
                 "withdrawn_on, the columns of dates, and those with it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _of_risks(self) -> BudgetsSection:
+        is_mixed = self.tiers or self.delta_column or self.conflict != "refuse"
+        if (self.risks is None and self.tail is not None) or (self.risks is not None and is_mixed):
+            raise ValueError("tail goes with risks, and both leave out tiers, delta_column, conflict")
+        return self
+
+    @property
+    def levels(self) -> dict[str, float] | None:
+        """{tier: epsilon}, of `tiers` or `risks`. Raises ValueError for risks that are none."""
+        return self.tiers if self.risks is None else as_contract(self.risks, self.tail, self.delta)[0].levels
 
     @property
     def _dated(self) -> list[str]:
@@ -367,8 +385,6 @@ class BudgetsSection(_Section):
     def decides(self) -> bool:
         """Whether entries of a list can leave records out."""
         return bool(self.reasons or self._dated)
-
-    _levels = field_validator("shares")(check_levels)
 
 
 class Config(_Section):
@@ -438,6 +454,8 @@ class Config(_Section):
             return self
         if column_of_persons(self.data.person_stated) is None:
             raise ValueError("[registry] is about people: name the column of their ids in data.person")
+        if self.budgets.risks is not None:
+            raise ValueError("budgets.risks does not go with [registry], which takes tiers of (epsilon, delta) only")
         given = {
             "budgets.shares": self.budgets.shares is not None,
             "privacy.runs": self.privacy.runs > 1,
@@ -454,6 +472,8 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
+        if self.budgets.risks is None:
+            check_levels({**(self.budgets.shares or {}), **(self.privacy.public_shares or {})})
         from_table = self.budgets.file is None and self.budgets.shares is None
         if self.data.target in self.data.text:
             raise ValueError(f"{self.data.target!r} is data.target, and cannot be in data.text")
@@ -476,7 +496,7 @@ class Config(_Section):
 
     def _check_tied_classes(self) -> None:
         """Raise ValueError for names of tiers or classes that do not exist, and for what cannot be balanced."""
-        tied, tiers, classes = self.budgets.classes, self.budgets.tiers, self.class_names
+        tied, tiers, classes = self.budgets.classes, self.budgets.levels, self.class_names
         for tier, row in (tied or {}).items():
             if tier not in tiers if tiers is not None else decimal(tier) is None:
                 raise ValueError(f"budgets.classes has {tier!r}, which is no tier; its keys are those of budgets.tiers")
@@ -493,6 +513,6 @@ class Config(_Section):
     @property
     def tied_classes(self) -> dict[float, list[float]] | None:
         """budgets.classes as {epsilon: one number per class}; None if they are not declared."""
-        tied, tiers, names = self.budgets.classes, self.budgets.tiers, self.class_names
+        tied, tiers, names = self.budgets.classes, self.budgets.levels, self.class_names
         rows = {tier: [row.get(name, 0.0) for name in names] for tier, row in (tied or {}).items()}
         return {float(tier if tiers is None else tiers[tier]): row for tier, row in rows.items()} or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..accounting import ACCOUNTANTS
 from ..data.texts import Tokens
@@ -20,12 +20,11 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Text = str | int | float | bool
 
 
-def check_levels(shares: dict[str, float] | None) -> dict[str, float] | None:
-    """Shares by epsilon. Raises ValueError for a key that is no number."""
-    for level in shares or {}:
+def check_levels(shares: dict[str, float]) -> None:
+    """Raise ValueError for shares by epsilon with a key that is no number."""
+    for level in shares:
         if decimal(level) is None:
             raise ValueError(f'an epsilon must be a number, got {level!r}; write {{"1" = 0.5, "2" = 0.5}}')
-    return shares
 
 
 #: Of every section: its keys have one type each, and others are refused.
@@ -187,8 +186,6 @@ class PrivacySection(_Section):
         if (self.runs > 1) != (self.plan_folder is not None):
             raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
         return self
-
-    _levels = field_validator("public_shares")(check_levels)
 
 
 class RegistrySection(_Section):

@@ -265,14 +265,14 @@ def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -
 
 def _check_used(texts: list[str | None], used: Mask, table: Any, section: BudgetsSection, path: Path) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
-    usable = "1" if section.tiers is None else next(iter(section.tiers))
+    usable = "1" if section.levels is None else next(iter(section.levels))
     cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
     place = table.column_names.index(section.column)
     whole = table.set_column(place, section.column, pyarrow.array(cells, pyarrow.string()))
-    if section.tiers is None:
+    if section.levels is None:
         epsilon_column(whole, section.column, path)
     else:
-        tier_column(whole, section.column, path, section.tiers)
+        tier_column(whole, section.column, path, section.levels)
 
 
 def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Roster
+from ..budgets.risk import as_contract
 from ..core.disclosure import has_small_cells, how_many
 from ..core.mechanism import IntArray, Unit
 from ..data import Arrays, Source, sources
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 # -- The budgets that a config names, and the rows that belong to each of them
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv`.
-COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
+COLUMN_KEYS = {"column", "delta", "delta_column", "tiers", "tail"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +98,15 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
 
 def _columns(config: Config, found: Consent) -> BudgetColumns:
     """The columns with budgets of persons."""
-    keys = config.budgets.model_dump(include={*COLUMN_KEYS, "conflict"})
-    return BudgetColumns(**keys, person=column_of_persons(config.data.person_stated), spelling=found.rule)
+    columns = _columns_in(config.budgets)
+    person = column_of_persons(config.data.person_stated)
+    return columns._replace(conflict=config.budgets.conflict, person=person, spelling=found.rule)
+
+
+def _columns_in(section: BudgetsSection) -> BudgetColumns:
+    """The columns with budgets of records."""
+    columns = BudgetColumns(**section.model_dump(include=COLUMN_KEYS))
+    return columns if section.risks is None else columns._replace(tiers=section.risks)
 
 
 def persons_in(config: Config, table: Any, where: str, ids: Any) -> tuple[IntArray, list[str]]:
@@ -122,7 +131,7 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str,
     section = config.budgets
     if section.shares is not None:
         return _simulated(section, rows, "record")
-    columns = BudgetColumns(**section.model_dump(include=COLUMN_KEYS))
+    columns = _columns_in(section)
     if section.file is not None:
         assert found is not None  # it has as many entries as there are records
         return Budgets.from_table(found.usable, folder / section.file, columns)
@@ -136,6 +145,10 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str,
 
 def _simulated(section: BudgetsSection, count: int, unit: Any) -> Budgets:
     assert section.shares is not None
+    if section.risks is not None:
+        contract, delta = as_contract(section.risks, section.tail, section.delta)
+        shares = contract.shares(section.shares)
+        return Budgets.from_shares(shares, records=count, delta=delta, seed=section.seed, unit=unit).limited(contract)
     shares = {float(level): share for level, share in section.shares.items()}
     return Budgets.from_shares(shares, records=count, delta=section.delta, seed=section.seed, unit=unit)
 
@@ -207,7 +220,7 @@ def test_owned(config: Config, table: Any, path: Path, found: Consent | None, id
     section, columns = config.budgets, [] if table is None else table.column_names
     if section.shares is None and section.column in columns:
         if found is None or ids is None:
-            return Owned(Budgets.from_table(table, path, BudgetColumns(**section.model_dump(include=COLUMN_KEYS))))
+            return Owned(Budgets.from_table(table, path, _columns_in(section)))
         budgets = Budgets.from_table(table, path, _columns(config, found))
         return Owned(budgets.without_ids(), budgets.person)
     if section.file is None or found is None or ids is None or found.entries is None:
@@ -287,14 +300,16 @@ class Prepared:
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
     """The plan that a config asks for, or another strategy's, without options, in its place."""
     privacy = config.privacy
-    shares = privacy.public_shares
+    shares: Mapping[Any, float] | None = privacy.public_shares
+    if shares is not None and budgets.contract is None:
+        shares = {float(level): share for level, share in shares.items()}
     return plan(
         budgets,
         recipe,
         strategy or privacy.strategy,
         privacy.accountant if budgets.groups.starts is None else "filter",  # the only one that adds up over runs
         runs=privacy.runs,
-        public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
+        public_shares=shares,
         public_records=privacy.public_records,
         **({} if strategy else strategy_options(privacy.options)),
     )

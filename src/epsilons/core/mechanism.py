@@ -74,6 +74,8 @@ class Groups:
     counts    (groups,)  records in each group, at least 1
     starts    (groups, orders)  for accounts of a registry, what was spent before, as `accounting.filter` takes it; else
               None. Then groups with one epsilon and delta may differ in it
+    limits    (groups, 3)  for budgets by risk: the largest advantage, a false-positive rate, and the largest
+              true-positive rate there, infinity where nothing is declared; else None
 
     Raises PlanError for anything else; the message has no budget in it.
     """
@@ -82,6 +84,7 @@ class Groups:
     deltas: FloatArray
     counts: IntArray
     starts: FloatArray | None = None
+    limits: FloatArray | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (("epsilons", np.float64), ("deltas", np.float64), ("counts", np.int64)):
@@ -102,6 +105,10 @@ class Groups:
             if self.starts.ndim != 2 or len(self.starts) != shape[0] or not np.isfinite(self.starts).all():
                 raise PlanError("A plan on accounts needs one finite number per group and Rényi order.")
             rows.append(self.starts)
+        if self.limits is not None:
+            object.__setattr__(self, "limits", read_only(np.array(self.limits, dtype=np.float64)))
+            if self.starts is not None or self.limits.shape != (*shape, 3) or not _are_limits(*self.limits.T):
+                raise PlanError("Budgets by risk need, in every group, limits that are probabilities, or none.")
         if not _is_rising(np.hstack(rows)):
             raise PlanError("A plan's groups must be distinct and ordered strictest first.")
         if (self.counts < 1).any():
@@ -116,7 +123,7 @@ class Groups:
             and all(
                 np.array_equal(getattr(self, name), getattr(other, name)) for name in ("epsilons", "deltas", "counts")
             )
-            and np.array_equal(self.claims, other.claims)
+            and np.array_equal(self.terms, other.terms)
         )
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
@@ -133,6 +140,25 @@ class Groups:
     def claims(self) -> FloatArray:
         """What an accountant needs beside a history: (groups,) deltas, or (groups, orders) starts of accounts."""
         return self.deltas if self.starts is None else self.starts
+
+    @property
+    def terms(self) -> FloatArray:
+        """What calibration needs beside epsilons: the claims, or (groups, 5) delta, epsilon and limits."""
+        return self.claims if self.limits is None else np.column_stack([self.deltas, self.epsilons, self.limits])
+
+    @property
+    def declared(self) -> dict[float, tuple[float, ...]]:
+        """{epsilon: limits} of budgets by risk; {} for others."""
+        return (
+            {}
+            if self.limits is None
+            else dict(zip(self.epsilons.tolist(), map(tuple, self.limits.tolist()), strict=True))
+        )
+
+
+def _are_limits(advantage: FloatArray, rate: FloatArray, power: FloatArray) -> bool:
+    """Whether each limit can be met by a record that takes no part, and NaN is nowhere."""
+    return bool(((advantage > 0) & (rate >= 0) & (rate < 1) & (power > rate)).all())
 
 
 def _is_rising(rows: FloatArray) -> bool:

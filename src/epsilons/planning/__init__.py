@@ -12,7 +12,19 @@ from .class_balance import balance
 from .plan_numbers import Phase, Recipe
 from .planner import plan
 from .plans import Plan
-from .risk_profile import Risk, risk
+from .risk_profile import GroupRisk, risk
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "balance", "plan", "risk"]
+__all__ = [
+    "STRATEGIES",
+    "Advice",
+    "GroupRisk",
+    "Phase",
+    "Plan",
+    "Recipe",
+    "Strategy",
+    "advise",
+    "balance",
+    "plan",
+    "risk",
+]

@@ -51,7 +51,7 @@ class Way:
     signal        signal to noise of one step, relative to uniform
     records       records that take part
     weight        (groups,) part of the expected gradient that comes from each group
-    bayes_excess, tail_excess  the largest of any group over Scale (see `Risk`); of more than 20 epsilons, of 20
+    bayes_excess, tail_excess  the largest of any group over Scale (see `GroupRisk`); of more than 20 epsilons, of 20
     """
 
     name: str

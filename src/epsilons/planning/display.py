@@ -40,6 +40,10 @@ LEVELS = (
     "promise is the lifetime budget."
 )
 
+RISKS = (
+    "at most, beside epsilon at delta: right guesses of 100 at even odds; true positives at a rate of false positives"
+)
+
 #: A note mentions groups that leave more than this part of their budgets unused.
 UNUSED = 0.002
 
@@ -76,7 +80,7 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
         return of_unit(PLAN_SUPPRESSED, plan.unit), *levels
     rates = np.array([phase.sample_rate for phase in plan.phases])
     never_drawn = (rates == 0).all(axis=0)
-    short = ~never_drawn & (plan.epsilon_spent() < plan.epsilons * (1 - UNUSED))
+    short = ~never_drawn & (plan.part_used < 1 - UNUSED)
     always_drawn = short & (rates.min(axis=0) == 1)
     sentences = [
         (never_drawn, "take no part and spend nothing."),
@@ -123,10 +127,27 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
         promises = [[row.label, _delta(row), _records(row), spent_bound(plan, row)] for row in small_cell_rows(plan)]
         return [(heading, ([promised(plan), "delta", f"{plan.unit}s", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
-    return [
+    tables = [
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
         for i, phase in enumerate(plan.phases, start=1)
     ]
+    return tables if plan.groups.limits is None else [*tables, (RISKS, _limits_table(plan))]
+
+
+def _limits_table(plan: PlanNumbers) -> Table:
+    """What each tier declares beside (epsilon, delta), and the certified values, rounded up within it."""
+    headers = [promised(plan), f"{plan.unit}s", "right of 100", "certified", "TPR at FPR", "certified"]
+    rows = []
+    for epsilon, count, limits, certified in zip(
+        plan.epsilons, plan.counts, plan.groups.declared.values(), plan.certified_limits, strict=True
+    ):
+        (advantage, rate, power), (reached, found) = limits, certified
+        right, odds = ("–", "–"), 50 * (1 + advantage)
+        if math.isfinite(advantage):
+            right = number(odds), rounded_spend(50 * (1 + reached), odds)
+        by_rate = ("–", "–") if math.isinf(power) else (f"{power:g} at {rate:g}", rounded_spend(found, power))
+        rows.append([number(epsilon), f"{count:,}", *right, *by_rate])
+    return headers, rows
 
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:

@@ -43,6 +43,15 @@ _IN_WORDS: dict[Unit, str] = {
 }
 
 
+_BY_RISK = (
+    "Risks: the tier of i may declare more than (ε_i, δ_i), for the same D, D′ and M. Where it declares n_i of 100: a "
+    "guess between D and D′ from what M releases, at even odds, is right at most n_i times in 100 (true-positive minus "
+    "false-positive rate at most 2n_i/100 − 1). Where it declares t_i at f_i: a test with the false-positive rate f_i "
+    "recognises the {unit} with probability at most t_i. The plan states n_i, t_i and f_i of each tier, and what is "
+    "certified of them. They hold whatever others chose.\n"
+)
+
+
 @dataclass(frozen=True)
 class _Neighbours:
     """What two data sets differ in.
@@ -122,6 +131,7 @@ def words(
     runs: int = 1,
     unit: Unit = "record",
     on_accounts: bool = False,
+    by_risk: bool = False,
     run: OfRun | None = None,
 ) -> str:
     """The guarantee of a plan, or of a run of it.
@@ -129,6 +139,7 @@ def words(
     runs         how many runs of so many steps the promise is about: all of them together
     unit         what has a budget: a record, or a person with all their rows
     on_accounts  True if the plan was made on accounts of a registry
+    by_risk      True if tiers declare limits beside (epsilon, delta)
     """
     randomness, features, person, registry = run or OfRun()
     scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
@@ -138,6 +149,9 @@ def words(
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
     case = (_SHARES if shares_declared else _ROSTER)[unit]
+    risks, at_other = _BY_RISK.format(unit=unit) if by_risk else "", "risk at other δ"
+    if by_risk:
+        at_other = "beyond it and the declared limits, risk"
     inputs = ""
     if features:
         inputs = f"Inputs: {printable(features)}. Computed before training, from one record at a time.\n"
@@ -145,7 +159,7 @@ def words(
         f"{_IN_WORDS[unit].format(neighbour=case.in_words)}\n"
         f"{scope} For every {unit} i with budget ε_i: {case.formal}. For every set S of outputs, "
         "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates"
-        f"{releases} and whatever is computed from them without looking at the data again.{case.extra}\n"
+        f"{releases} and whatever is computed from them without looking at the data again.{case.extra}\n{risks}"
         f"Public, not protected: {case.public}{public_runs}.\n"
         f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, {_OTHER_ROWS[unit]} "
         "costs (2ε_i, (1+e^{ε_i})δ_i).\n"
@@ -154,7 +168,7 @@ def words(
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
         f"{_NOISE.get(randomness or '', _NOISE['chacha20'])}.\n"
         f"Randomness: {source}.\n"
-        "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
+        f"Under Sample and Mix ε_i holds at δ_i only; {at_other} depends on other people's budgets "
         "(plan.epsilon_spent(delta=…) shows it)."
     )
 

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .plan_keys import PlanFile
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 5
-#: Of plans on accounts of a registry: an older reader would forget what was spent before.
+SCHEMA = 6
+#: Of plans of budgets by risk: an older reader would forget what they declare. Of plans on accounts of a registry: it
+#: would forget what was spent before.
+SCHEMA_OF_RISKS, SCHEMA_OF_ACCOUNTS = 6, 5
 #: Of plans of records: their files have not changed since these versions. An older reader must refuse plans of persons,
 #: because it would draw and clip their rows one by one.
 SCHEMA_OF_PERSONS = 4
@@ -47,6 +49,8 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     if plan.groups.starts is not None:
         for row, start in zip(groups, plan.groups.starts.tolist(), strict=True):
             row["start"] = start
+    for row, risk in zip(groups, _risks(plan), strict=False):
+        row["risk"] = risk
     phases = [phase.to_dict() for phase in plan.phases]
     repeated = ("strategy", "options", "accountant", "adjacency", "records", "batch_size", "steps")
     values: dict[str, Any] = {"schema": _schema(plan), "epsilons_version": __version__}
@@ -59,9 +63,21 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     return sealed(values)
 
 
+def _risks(plan: PlanNumbers) -> list[dict[str, float]]:
+    """(groups,) what each tier by risk declares, and what is certified of it; [] for other budgets."""
+    if plan.groups.limits is None:
+        return []
+    names = ("advantage", "at_fpr", "tpr", "advantage_certified", "tpr_certified")
+    rows = np.hstack([plan.groups.limits, plan.certified_limits])
+    rows[np.isinf(rows[:, 0]), 3] = rows[np.isinf(rows[:, 2]), 1] = rows[np.isinf(rows[:, 2]), 4] = np.inf
+    return [{name: one for name, one in zip(names, row, strict=True) if one < np.inf} for row in rows.tolist()]
+
+
 def _schema(plan: PlanNumbers) -> int:
+    if plan.groups.limits is not None:
+        return SCHEMA_OF_RISKS
     if plan.groups.starts is not None:
-        return SCHEMA
+        return SCHEMA_OF_ACCOUNTS
     if plan.unit == "person":
         return SCHEMA_OF_PERSONS
     return SCHEMA_OF_RUNS if plan.runs > 1 else SCHEMA_OF_ONE_RUN
@@ -88,6 +104,7 @@ def plan_digest(plan: PlanNumbers) -> str:
             plan.delta.tolist(),
             plan.counts.tolist(),
             *([] if plan.groups.starts is None else [plan.groups.starts.tolist()]),
+            *([] if plan.groups.limits is None else [plan.groups.limits.tolist()]),
         ],
         "phases": [phase.to_dict() for phase in plan.phases],
         **_several(plan),
@@ -144,23 +161,31 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
-    if schema not in (SCHEMA_OF_PERSONS, SCHEMA) and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
+    if schema not in (SCHEMA_OF_PERSONS, SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and ("runs" in values) != (
+        schema == SCHEMA_OF_RUNS
+    ):
         raise PlanError(
             f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
             "how many runs their epsilons are. It was edited; make a new plan with epsilons plan."
         )
-    if schema != SCHEMA and (values.get("unit", "record") != "record") != (schema == SCHEMA_OF_PERSONS):
+    if schema not in (SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and (values.get("unit", "record") != "record") != (
+        schema == SCHEMA_OF_PERSONS
+    ):
         raise PlanError(
             f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
             "It was edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
-        if (schema == SCHEMA) != any(row.start is not None for row in file.groups):
-            raise PlanError(
-                f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say what was spent before. It "
-                "was edited; make a new plan with epsilons plan."
-            )
+        for own, name, says in (
+            (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
+            (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
+        ):
+            if (schema == own) != any(getattr(row, name) is not None for row in file.groups):
+                raise PlanError(
+                    f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
+                    "a new plan with epsilons plan."
+                )
         return file, file.digest == digest_of(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -245,6 +270,13 @@ def check(plan: PlanNumbers, file: PlanFile) -> None:
             raise PlanError(
                 "This plan file contradicts itself: some group's epsilon_spent is not what its phases come to. It was "
                 "edited; make a new plan with epsilons plan."
+            )
+    for row, risk in zip(file.groups, _risks(plan), strict=False):
+        claimed = row.risk or {}
+        if not all(math.isclose(claimed.get(name, -1), one, rel_tol=OTHER_VERSIONS) for name, one in risk.items()):
+            raise PlanError(
+                "This plan file contradicts itself: some certified risk is not what its phases come to. It was edited; "
+                "make a new plan with epsilons plan."
             )
     if plan.adjacency == SHARES and len(np.unique(plan.delta)) > 1:
         raise PlanError(

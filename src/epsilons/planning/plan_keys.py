@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ class GroupRow(_Strict):
     records: Count
     epsilon_spent: Annotated[float, Field(ge=0)]
     start: list[float] | None = None
+    risk: dict[str, Probability] | None = None
     sample_rate: Probability | None = None
     clip_norm: Positive | None = None
     weight: Positive | None = None
@@ -83,8 +85,17 @@ class PlanFile(_Strict):
             columns = {name: _column(phase.groups, name) for name in COLUMNS}
             phases.append(Phase(phase.steps, **columns, noise_std=phase.noise_std, expected_batch=phase.expected_batch))
         same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
-        groups = Groups(epsilons, deltas, records, self._starts())
+        groups = Groups(epsilons, deltas, records, self._starts(), self._limits())
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
+
+    def _limits(self) -> npt.NDArray[Any] | None:
+        rows = [row.risk for row in self.groups if row.risk is not None]
+        if rows and len(rows) != len(self.groups):
+            raise PlanError("A plan of budgets by risk needs the limits of each group, {} for none.")
+        none = {"advantage": math.inf, "at_fpr": 0.0, "tpr": math.inf}
+        return (
+            np.array([[row.get(name, otherwise) for name, otherwise in none.items()] for row in rows]) if rows else None
+        )
 
     def _starts(self) -> npt.NDArray[Any] | None:
         rows = [row.start for row in self.groups if row.start is not None]

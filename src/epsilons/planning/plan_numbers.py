@@ -16,6 +16,7 @@ import numpy as np
 
 from ..accounting import ACCOUNTANTS, Accountant
 from ..accounting.calibration import Histories, batch_epsilon
+from ..accounting.profile import used
 from ..core.disclosure import has_small_cells
 from ..core.mechanism import FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
 from ..errors import BudgetExceededError, PlanError
@@ -234,6 +235,8 @@ class PlanNumbers:
             )
         if not self.phases:
             raise PlanError("A plan needs at least one phase.")
+        if self.groups.limits is not None and self.accountant != "pld":
+            raise PlanError('Budgets by risk need accountant="pld"; others take tiers of (epsilon, delta) only.')
         check_runs(self.runs, self.steps)
         object.__setattr__(self, "runs", int(self.runs))
         if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
@@ -346,8 +349,14 @@ class PlanNumbers:
         return self._spent(tuple(rounded), range(len(self.groups)) if groups is None else groups)
 
     def verify(self) -> Self:
-        """Recompute the epsilon of every group. Raises BudgetExceededError if any is above its budget."""
+        """Recompute the epsilon and limits of every group. Raises BudgetExceededError if any is above its budget."""
         over = ~(self.epsilon_spent() <= self.epsilons)  # negated, so that NaN is refused
+        limits = self.groups.limits
+        if limits is not None and not (self.certified_limits <= limits[:, ::2]).all():
+            raise BudgetExceededError(
+                "This plan would exceed the risk that some tier declares. It is refused: make a new plan with "
+                "epsilons.plan, or lower its rates, clip norms or steps, or raise its noise."
+            )
         if over.any():
             worst = float((self.epsilon_spent() / self.epsilons).max()) - 1
             by = "" if has_small_cells(self.groups) else f", by up to {worst:.2%}"  # it would show a rare budget
@@ -357,6 +366,34 @@ class PlanNumbers:
                 "norms or steps, or raise its noise."
             )
         return self
+
+    @cached_property
+    def certified_limits(self) -> FloatArray:
+        """(groups, 2) certified advantage, and true-positive rate at the false-positive rate of its limit.
+
+        0 where no limit is declared. Raises PlanError for budgets that are not by risk.
+        """
+        if self.groups.limits is None:
+            raise PlanError(
+                "These budgets declare no limits but (epsilon, delta); epsilons.planning.risk shows the rest."
+            )
+        rows = [used(self.history(group), limits) for group, limits in enumerate(self.groups.limits)]
+        certified: FloatArray = read_only(np.array(rows))
+        return certified
+
+    @property
+    def part_used(self) -> FloatArray:
+        """(groups,) the part of its budget that each group uses; of budgets by risk, of the limit that binds."""
+        parts: FloatArray = self.epsilon_spent() / self.epsilons
+        if self.groups.limits is None:
+            return parts
+        of_limits: FloatArray = (self.certified_limits / self.groups.limits[:, ::2]).max(axis=1)
+        return np.maximum(parts, of_limits)
+
+    def history(self, group: int) -> tuple[SampledGaussian, ...]:
+        """What a group goes through in all runs."""
+        phases = (phase.history(group) for phase in self.phases)
+        return tuple(replace(one, steps=self.runs * one.steps) for one in phases)
 
     @cached_property
     def _certified(self) -> FloatArray:
@@ -409,5 +446,6 @@ class PlanNumbers:
             runs=self.runs,
             unit=self.unit,
             on_accounts=self.groups.starts is not None,
+            by_risk=self.groups.limits is not None,
             run=guarantee.OfRun(randomness, features, person, registry),
         )

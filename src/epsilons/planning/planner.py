@@ -130,7 +130,7 @@ def plan(
     accountant: str | Accountant = "pld",
     *,
     runs: int = 1,
-    public_shares: Mapping[float, float] | None = None,
+    public_shares: Mapping[float, float] | Mapping[str, float] | None = None,
     public_records: int | None = None,
     **options: Any,
 ) -> Plan:
@@ -142,7 +142,8 @@ def plan(
     runs            number of runs that may follow the plan: every group uses up its budget at the last step of the last
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
                     between them
-    public_shares   {epsilon: share} that you declare and did not derive from these data
+    public_shares   {epsilon: share} that you declare and did not derive from these data; of budgets by risk,
+                    {tier: share}
     public_records  the declared number of records (or persons). With both, the plan follows from the declared numbers
                     alone, and the guarantee covers presence, too
     options         options of the strategy; see its docstring
@@ -210,12 +211,14 @@ def _check_options(function: Strategy, label: str, options: Mapping[str, Any]) -
             )
 
 
-def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> Budgets:
+def _declared(budgets: Budgets, shares: Mapping[Any, float], records: int) -> Budgets:
     """The budgets that the declared numbers describe: the plan may depend on nothing else."""
     deltas = np.unique(budgets.delta)
     if len(deltas) != 1:
         raise BudgetError(f"Declared shares need one delta for all {budgets.unit}s; these budgets have several.")
+    shares = shares if budgets.contract is None else budgets.contract.shares(shares)
     declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]), unit=budgets.unit)
+    declared = declared.limited(budgets.contract)
     if not np.isin(budgets.epsilons, declared.epsilons).all():
         raise BudgetError(
             f"Some {budgets.unit}s have a budget that is not among the declared shares. Declare every epsilon that "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -67,8 +67,7 @@ def right_of_promise(epsilon: float, delta: float) -> int:
 
 def history(plan: PlanNumbers, group: int) -> History:
     """What a group goes through in all runs of a plan."""
-    phases = (phase.history(group) for phase in plan.phases)
-    return tuple(replace(one, steps=plan.runs * one.steps) for one in phases)
+    return plan.history(group)
 
 
 def right_guesses(plan: PlanNumbers, groups: Sequence[int] | IntArray | None = None) -> IntArray:
@@ -98,12 +97,19 @@ def of_rows(plan: PlanNumbers, rows: Sequence[DisplayRow], suppressed: bool) -> 
                 own promise counts, and a merged row has None. A merged row is otherwise bounded by its promises.
     """
     if suppressed:
-        shown = ((row.epsilon, row.delta) for row in rows)
-        return tuple(None if e is None or delta is None else right_of_promise(e, delta) for e, delta in shown)
+        return tuple(_promised(plan, row) for row in rows)
     alone = [row.groups.start for row in rows if not row.merged]
     exact = dict(zip(alone, right_guesses(plan, alone).tolist(), strict=True))
     promised = [right_of_promise(*one) for one in zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True)]
     return tuple(max(promised[row.groups]) if row.merged else exact[row.groups.start] for row in rows)
+
+
+def _promised(plan: PlanNumbers, row: DisplayRow) -> int | None:
+    """At most so many of 100, by the row's own promise: (epsilon, delta), and the advantage that its tier declares."""
+    if row.epsilon is None or row.delta is None:
+        return None
+    advantage, *_ = plan.groups.declared.get(row.epsilon, (math.inf,))
+    return min(right_of_promise(row.epsilon, row.delta), right_of_advantage(min(advantage, 1.0)))
 
 
 def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:
@@ -140,7 +146,7 @@ EXCESS = (
 
 
 @dataclass(frozen=True)
-class Risk:
+class GroupRisk:
     """The risk of one group: upper bounds, and two differences of such bounds, accurate to about 1e-4.
 
     epsilons      {delta: epsilon} at 1e-9 … 1e-2
@@ -164,14 +170,14 @@ class Risk:
     def odds(self) -> str:
         """The advantage in words for everyone, rounded up (derivation: `planning.odds`).
 
-        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds.split(", ")[2]
+        >>> GroupRisk({}, 0.105, {}, 0.0, 0.0).odds.split(", ")[2]
         'is right at most 56 of 100 times; 50 by tossing a coin.'
         """
         right = right_of_advantage(self.advantage)
         return sentence(right, shares_declared=self.shares_declared, unit=self.unit)
 
 
-def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
+def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[GroupRisk, ...]:
     """(groups,) the risk of each group under all runs of this plan, or of some groups (by index).
 
     Takes tens of milliseconds per distinct row. A group that is never drawn has no risk. Raises InfeasibleBudgetError
@@ -189,7 +195,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
     noises = np.full(len(chosen), np.inf)
     if drawn.any():
         noises[drawn] = noises_for(
-            epsilons[drawn], rate, plan.runs * plan.steps, plan.groups.claims[chosen][drawn], plan.accountant_fn
+            epsilons[drawn], rate, plan.runs * plan.steps, plan.groups.terms[chosen][drawn], plan.accountant_fn
         )
     profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
@@ -201,7 +207,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
         profile = profile_of(*history(plan, int(group)))
         scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
         risks.append(
-            Risk(
+            GroupRisk(
                 epsilons=dict(zip(DELTAS, profile.epsilons.tolist(), strict=True)),
                 advantage=profile.advantage,
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
@@ -214,16 +220,17 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
     return tuple(risks)
 
 
-def excess(risks: Sequence[Risk]) -> FloatArray:
+def excess(risks: Sequence[GroupRisk]) -> FloatArray:
     """(2,) the largest Bayes excess and the largest tail excess of any group."""
     return np.array([max(r.bayes_excess for r in risks), max(r.tail_excess for r in risks)])
 
 
-def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
+def risk_table(plan: Plan, risks: Sequence[GroupRisk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
     headers = [promised(plan), f"{plan.unit}s", "right guesses in 100"]
     if has_small_cells(plan.groups):
-        return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
+        rows = [(first_cells(row), _promised(plan, row)) for row in small_cell_rows(plan)]
+        return headers, [[*cells, "merged" if right is None else f"≤ {right}"] for cells, right in rows]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
@@ -236,10 +243,3 @@ def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
         excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
         table.append([number(epsilon), f"{count:,}", *(number(round_up(bound, 5)) for bound in bounds), *excesses])
     return headers, table
-
-
-def _right_guesses(row: DisplayRow) -> str:
-    """At most so many of 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
-    if row.epsilon is None or row.delta is None:
-        return "merged"
-    return f"≤ {right_of_promise(row.epsilon, row.delta)}"

@@ -127,8 +127,7 @@ def make_page(plan: Plan, about: About) -> PlanPage:
 
 def _advice(plan: Plan) -> Advice:
     """All strategies for the plan's own groups."""
-    epsilons, deltas = (np.repeat(values, plan.counts) for values in (plan.epsilons, plan.delta))
-    budgets = Budgets(epsilons, deltas, unit=plan.unit)
+    budgets = Budgets.of_groups(plan.groups, plan.unit)
     recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
     return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs)
 

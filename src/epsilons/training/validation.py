@@ -131,6 +131,7 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
             f"Got {budgets.records:,} budgets for a data set of {records:,} records. Pass one budget per record, in "
             "data-set order; for part of the data use budgets.subset(indices)."
         )
+    _check_declared(budgets, plan)
     if plan.adjacency != SHARES and not is_subset:
         same = np.array_equal(budgets.epsilons, plan.epsilons) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
@@ -150,6 +151,11 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
             "that people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
+
+
+def _check_declared(budgets: Budgets, plan: Plan) -> None:
+    if not budgets.groups.declared.items() <= plan.groups.declared.items():
+        raise DataError("These budgets declare risks that the plan was not made for. Plan again with these budgets.")
 
 
 def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> None:

@@ -323,10 +323,9 @@ def placebo_plan(made: Plan) -> Plan:
 
     Steps and expected batch are those of `made`, and the clip norm is the mean of its clip norms over records.
     """
-    rows = [np.repeat(column, made.counts) for column in (made.epsilons, made.delta)]
     clip_norm = float(np.average([phase.clip_norm @ made.counts / made.records for phase in made.phases]))
     recipe = Recipe(steps=made.steps, batch_size=made.batch_size, clip_norm=clip_norm)
-    uniform = plan(Budgets(rows[0], rows[1]), recipe, "uniform", made.accountant_fn, runs=made.runs)
+    uniform = plan(Budgets.of_groups(made.groups), recipe, "uniform", made.accountant_fn, runs=made.runs)
     return replace(uniform, adjacency=made.adjacency)
 
 

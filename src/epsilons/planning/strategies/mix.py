@@ -42,8 +42,8 @@ def mix(
             batch_size / records on average. A group that is drawn more often because of it is clipped harder, and the
             other rates shrink so that the expected batch stays
     max_excess
-            cap on both excesses over Scale (see planning.Risk): Bayes error lost, and the part by which epsilon at a
-            smaller delta is larger; the weight is lowered until no group is above it, and a warning names the weight
+            cap on both excesses over Scale (see planning.GroupRisk): Bayes error lost, and the part by which epsilon at
+            a smaller delta is larger; the weight is lowered until no group is above it, and a warning names the weight
 
     Raises PlanError for a weight, floor or cap outside its range, and for a cap that the floors alone exceed.
     """
@@ -101,6 +101,8 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
 def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
     """(groups,) smallest rates, from one for all or from "epsilon:rate,…"."""
     floors = np.zeros(len(budgets.epsilons))
+    if isinstance(floor, str) and budgets.contract is not None:
+        raise PlanError("mix takes one floor for all budgets by risk: their tiers share epsilons.")
     if isinstance(floor, str):
         pairs = [tuple(map(decimal, one.split(":"))) for one in floor.split(",")]
         if any(len(pair) != 2 or None in pair for pair in pairs):

@@ -23,13 +23,21 @@ from ...accounting.calibration import (
 )
 from ...budgets.budgets import Budgets
 from ...core.mechanism import FloatArray
-from ...errors import InfeasibleBudgetError
+from ...errors import InfeasibleBudgetError, PlanError
 from ..plan_numbers import Recipe, unweighted
 from ..plans import Plan
+from ..risk_profile import excess, risk
 
 
-def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
-    """Rates with the recipe's mean over records, to about 1e-5; no options."""
+def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant, max_excess: float = math.inf) -> Plan:
+    """Rates with the recipe's mean over records, to about 1e-5.
+
+    max_excess  cap on both excesses over Scale, as for `mix`
+
+    Raises PlanError for a cap below 0, and for a plan above it.
+    """
+    if not max_excess >= 0:
+        raise PlanError(f"sample takes a max_excess of at least 0, got {max_excess}.")
     log_noise, rates = solve(budgets, recipe, accountant)
     if (rates == 0).any():
         raise InfeasibleBudgetError(
@@ -39,7 +47,13 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
         )
     noise_std = math.exp(log_noise) * recipe.clip_norm
     phase = unweighted(recipe.steps, rates, recipe.clip_norm, noise_std, float(budgets.counts @ rates))
-    return Plan.of(budgets, recipe, accountant, phase, strategy="sample")
+    made = Plan.of(budgets, recipe, accountant, phase, strategy="sample")
+    if math.isfinite(max_excess) and not (excess(risk(made)) <= max_excess).all():
+        raise PlanError(
+            f"Under sample some group loses more than max_excess = {max_excess:g} because of the budgets of others. "
+            "Raise the cap, or use mix, which goes as far towards sample as the cap allows."
+        )
+    return made
 
 
 def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[float, FloatArray]:

@@ -76,6 +76,8 @@ MOST_DELTAS = 8
 
 def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
     """Budgets with at most 1,000 groups, none looser than before, and (groups,) the new group of each old one."""
+    if budgets.contract is not None:
+        raise PlanError(f"A plan has at most {MOST_LEVELS:,} tiers by risk.")
     if budgets.groups.starts is not None:
         return _accounts(budgets, budgets.groups.starts)
     deltas = budgets.delta
