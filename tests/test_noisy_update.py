@@ -160,6 +160,13 @@ def test_no_sum_without_noise_is_left_in_the_memory_of_an_update(numbers, dtype,
             noise = private._draws.randomness.noise(0, 0, numbers)
             expected = torch.from_numpy((1e6 + phase.noise_std * noise) / phase.expected_batch)
             assert torch.equal(gradient, expected.to(dtype))
+            kept = gradient.clone()
+            update.begin_sum()
+            assert torch.equal(gradient, kept)
+            update._total = torch.full((numbers,), 1e6, dtype=torch.float64)
+            update.sum  # noqa: B018
+            update.begin_sum()  # a draw that was left, and begins again
+            assert not any(part.any() for part in update.sum)
             rest = torch.tensor(gradient.untyped_storage(), dtype=torch.uint8)[numbers * dtype.itemsize :]
             assert not rest.any()
 

@@ -84,6 +84,7 @@ class NoisyUpdate:
         self._shards = ranks.shards
         # (P,) float64, the sum of the current draw, then the update; of shards, of their rows here
         self._total: Tensor | None = None
+        self._left = 0  # so many of them, the first ones, may not be 0
 
     @property
     def sum(self) -> list[Tensor]:
@@ -91,6 +92,7 @@ class NoisyUpdate:
         if self._total is None:
             numbers = sum(local(p).numel() for p in self._parameters)
             self._total = torch.zeros(numbers, dtype=torch.float64, device=self._parameters[0].device)
+        self._left = len(self._total)
         return self._by_parameter(self._total)
 
     def _by_parameter(self, flat: Tensor) -> list[Tensor]:
@@ -102,7 +104,7 @@ class NoisyUpdate:
         if self._total is not None and is_shared(self._total):
             self._total = None  # an optimizer keeps a part of the last update
         elif self._total is not None:
-            self._total.zero_()
+            self._total[: self._left].zero_()
         if self._shards:
             self._shards.begin_sum()
         self._versions = _versions(self._model)
@@ -150,6 +152,7 @@ class NoisyUpdate:
         at, phase = self._position, self._position.plan.phases[self._position.phase]
         # The divisor is public and fixed: the drawn number of records is itself private.
         std, divisor, threads = phase.noise_std, phase.expected_batch, torch.get_num_threads()
+        self._left = len(total)
         if self._shards or not is_on_cpu(total):
             if self._shards:
                 noise = torch.from_numpy(self._shards.noise(randomness, at.phase, at.step))
@@ -157,6 +160,7 @@ class NoisyUpdate:
                 noise = torch.from_numpy(randomness.noise(at.phase, at.step, len(total), threads))
             return total.add_(noise.to(total.device).mul_(std)).div_(divisor).to(dtype)
         sums, update = total.numpy(), total.view(dtype)[: len(total)]
+        self._left = -(-update.nbytes // total.itemsize)
 
         def average(start: int, noise: npt.NDArray[np.float64]) -> None:
             part = sums[start : start + len(noise)]
