@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ DRAWS_VERSION = 3
 #: The values of one stream.
 BLOCK = 2**16
 #: The pairs that are computed together: few enough for the cache, and enough to hide what a call costs.
-AT_ONCE = 2**14
+AT_ONCE = 2**13
 
 Words = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.float64]
@@ -51,8 +51,8 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         import torch
 
-        tensors = torch.empty((4, AT_ONCE), dtype=torch.float64, device="cpu")
-        self.arrays, (_, self.angle, self.cosine, self.sine) = tensors.numpy(), tensors
+        self.tensors = torch.empty((4, AT_ONCE), dtype=torch.float64, device="cpu")
+        self.arrays = self.tensors.numpy()
 
 
 @cache
@@ -67,8 +67,8 @@ def fill(words: Words, values: Values) -> None:
 
     Box and Muller (Ann. Math. Statist. 29(2), 1958): with u uniform in (0, 1] and an angle uniform on the circle,
     √(−2 ln u)·cos(angle) and √(−2 ln u)·sin(angle) are independent standard normal values. One word gives u, with 63
-    bits rounded to a 64-bit float; another gives the angle, with 64 bits rounded. Logarithm and square root are
-    NumPy's; cosine and sine are torch's, which are four times as fast.
+    bits rounded to a 64-bit float; another gives the angle, with 64 bits rounded. The logarithm is
+    NumPy's; root, cosine and sine are torch's, which are faster.
 
     The largest value that can occur is √(126 ln 2) = 9.345: u is at least 2⁻⁶³. A normal value is beyond it with
     probability 9·10⁻²¹. For the guarantee this is a property of 64-bit floating-point noise, as the gaps between its
@@ -90,6 +90,7 @@ def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> N
 
     own, pairs = _scratch(), len(radii)
     radius, angle, cosine, sine = own.arrays[:, :pairs]
+    tensors = own.tensors[:, :pairs]
     # √(−2 ln u), u = (the first 63 bits of the word + 1)·2⁻⁶³.
     np.right_shift(radii, np.uint64(1), out=radii)
     radius[:] = radii.view(np.int64)
@@ -97,13 +98,13 @@ def _fill_pairs(radii: Words, angles: Words, first: Values, second: Values) -> N
     radius *= 2.0**-63
     np.log(radius, out=radius)
     radius *= -2.0
-    np.sqrt(radius, out=radius)
     # The word as a signed number of turns, times 2⁶⁴.
     angle[:] = angles.view(np.int64)
     angle *= 2 * np.pi * 2.0**-64
     with torch.inference_mode():  # no graph, and no version of `out`
-        torch.cos(own.angle[:pairs], out=own.cosine[:pairs])
-        torch.sin(own.angle[:pairs], out=own.sine[:pairs])
+        torch.sqrt(tensors[0], out=tensors[0])
+        torch.cos(tensors[1], out=tensors[2])
+        torch.sin(tensors[1], out=tensors[3])
     np.multiply(radius, cosine, out=first)
     np.multiply(radius[: len(second)], sine[: len(second)], out=second)
 
@@ -127,12 +128,19 @@ class Stream(Protocol):
 _ZEROS = memoryview(bytes(8 * BLOCK))
 
 
+@cache
+def _cipher() -> tuple[Any, Any]:
+    """Imported where it is first used: planning needs no cipher."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    return Cipher, algorithms.ChaCha20
+
+
 class _ChaCha20:
     def __init__(self, subkey: bytes) -> None:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
+        cipher, chacha20 = _cipher()
         # Every subkey is used for one stream only, so the nonce may be constant.
-        self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
+        self._keystream = cipher(chacha20(subkey[:32], bytes(16)), mode=None).encryptor()
 
     def integers(self, count: int) -> Words:
         words = np.empty(count, dtype="<u8")
