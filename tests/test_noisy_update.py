@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import epsilons
 from epsilons.clipping import Loop
 from epsilons.clipping.engine import add_each
-from epsilons.draws.randomness import BLOCK
+from epsilons.draws.randomness import BLOCK, Randomness
 from epsilons.errors import ModelError
 from epsilons.training.noisy_update import CHECK_EVERY
 from functional import Model
@@ -169,6 +169,39 @@ def test_no_sum_without_noise_is_left_in_the_memory_of_an_update(numbers, dtype,
             assert not any(part.any() for part in update.sum)
             rest = torch.tensor(gradient.untyped_storage(), dtype=torch.uint8)[numbers * dtype.itemsize :]
             assert not rest.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_after_an_interruption_no_part_of_an_update_is_taken_for_a_sum(dtype, monkeypatch):
+    """The same noise would be added to it again. The draw's sum is gone, and what remains is noise."""
+    numbers = 6 * BLOCK
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(numbers, dtype=dtype))
+    with private_over(model, plan=everyone()) as private:
+        update, randomness = private._noisy_update, private._draws.randomness
+        expected = torch.from_numpy(randomness.noise(0, 0, numbers) * private.plan.phases[0].noise_std)
+        expected = (expected / private.plan.phases[0].expected_batch).to(dtype)
+        for blocks in range(6):
+            update.begin_sum()
+            for part in update.sum:
+                part.fill_(1e6)
+            del part
+            true = Randomness._block
+
+            def block(
+                own: Any, phase: int, step: int, block: int, count: int, true: Any = true, last: int = blocks
+            ) -> Any:
+                if block == last:
+                    raise KeyboardInterrupt
+                return true(own, phase, step, block, count)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Randomness, "_block", block)
+                with pytest.raises(KeyboardInterrupt):
+                    update.noisy_average(randomness)
+            (again,) = update.noisy_average(randomness)
+            assert torch.equal(again, expected)
+            del again
 
 
 # -- frozen weights -------------------------------------------------------------------------------------------------

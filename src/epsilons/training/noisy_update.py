@@ -138,7 +138,10 @@ class NoisyUpdate:
         if self._shards:
             for own, part in zip(self.sum, self._shards.whole_sum(), strict=True):
                 own.copy_(part)
-        parts = zip(map(local, self._parameters), self._by_parameter(self._averaged(total, randomness)), strict=True)
+        self._total = None  # an interrupted average leaves a part of the update, which must not be taken for a sum
+        update = self._averaged(total, randomness)
+        self._total = total
+        parts = zip(map(local, self._parameters), self._by_parameter(update), strict=True)
         return [part if p.is_contiguous() and part.dtype == p.dtype else _like(p, part) for p, part in parts]
 
     def _averaged(self, total: Tensor, randomness: Randomness) -> Tensor:
