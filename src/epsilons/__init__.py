@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from .training.fitting.fit_loop import Run
     from .training.fitting.losses import balanced_loss
     from .training.predicting import Predictions, Predictor
+    from .training.tuning import Tuned, tune
 
 #: Module -> names, loaded on first use: planning needs no torch, `epsilons --help` not even numpy.
 _LAZY = {
+    ".accounting.selection": ("Selection",),
     ".auditing": ("audit",),
     ".budgets.budgets": ("Budgets",),
     ".budgets.risk": ("Risk",),
@@ -70,6 +72,7 @@ _LAZY = {
     ".training.fitting.fit_loop": ("Run",),
     ".training.fitting.losses": ("balanced_loss",),
     ".training.predicting": ("Predictions", "Predictor"),
+    ".training.tuning": ("Tuned", "tune"),
 }
 _MODULES = {name: f".{name}" for name in ("accounting", "budgets", "core", "data", "planning", "tabular")}
 _MODULES["features"] = ".training.features"
@@ -111,7 +114,9 @@ __all__ = [
     "Run",
     "RunFolder",
     "SampledGaussian",
+    "Selection",
     "Training",
+    "Tuned",
     "__version__",
     "advise",
     "audit",
@@ -125,4 +130,5 @@ __all__ = [
     "plan",
     "release",
     "report",
+    "tune",
 ]

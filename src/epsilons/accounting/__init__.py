@@ -10,6 +10,7 @@ from ..core.mechanism import Repeated
 from ..errors import PlanError, named
 from . import filter, pld, rdp
 from .calibration import Accountant, noise_for, rate_for
+from .selection import Selected, Selection
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon, "filter": filter.epsilon}
 
@@ -36,7 +37,7 @@ def name_of(which: Accountant) -> str:
     >>> name_of(pld.epsilon)
     'pld'
     """
-    if isinstance(which, Repeated):
+    if isinstance(which, Repeated | Selected):
         return name_of(which.accountant)
     for name, function in ACCOUNTANTS.items():
         if function is which:
@@ -44,4 +45,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "Accountant", "filter", "noise_for", "pld", "rate_for", "rdp"]
+__all__ = ["ACCOUNTANTS", "Accountant", "Selection", "filter", "noise_for", "pld", "rate_for", "rdp"]

@@ -21,6 +21,7 @@ from ..core.mechanism import SMALLEST_NOISE, FloatArray, IntArray, Repeated, Sam
 from ..errors import InfeasibleBudgetError, PlanError
 from . import filter, pld, rdp
 from .profile import TERMS, usage
+from .selection import ORDERS, Selected
 
 # -- Many histories at once: the epsilon of every group of a plan costs little more than that of the distinct
 # histories
@@ -57,6 +58,13 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
     if isinstance(accountant, Repeated):
         many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
         return batch_epsilon(accountant.accountant, many, claims)
+    if isinstance(accountant, Selected):
+        if claims.ndim > 1:
+            raise PlanError("A selection takes budgets of (epsilon, delta) only: neither by risk nor of a registry.")
+        distinct, column = _distinct(np.concatenate([rates, noises]))
+        total = accountant.select.divergences(distinct[: len(rates)], distinct[len(rates) :], steps)
+        spent = rdp.converted(total[column], claims, ORDERS)
+        return np.asarray(np.where(total[column].any(axis=1), spent, 0.0))
     function, options = _unwrapped(accountant)
     _check_claims(function, claims)
     if is_by_risk(claims):

@@ -66,8 +66,12 @@ def delta_at(history: Sequence[SampledGaussian], epsilons: FloatArray) -> FloatA
 
     The conversion above, solved for delta: ln δ = (α − 1)·(RDP + ln(1 − 1/α) − ε) − ln α.
     """
-    alpha = np.array(OPACUS_ORDERS)
-    above = (_added(history) + np.log1p(-1 / alpha)) - epsilons[:, None]  # (epsilons, orders)
+    return delta_of(_added(history), np.array(OPACUS_ORDERS), epsilons)
+
+
+def delta_of(total: FloatArray, alpha: FloatArray, epsilons: FloatArray) -> FloatArray:
+    """(epsilons,) the same from Rényi divergences `total` (orders,) at the orders alpha (orders,)."""
+    above = (total + np.log1p(-1 / alpha)) - epsilons[:, None]  # (epsilons, orders)
     log_delta = ((alpha - 1) * above - np.log(alpha)).min(axis=1)
     return np.asarray(np.exp(np.minimum(log_delta, 0.0)), dtype=np.float64)
 

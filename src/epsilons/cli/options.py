@@ -66,6 +66,10 @@ BatchSize = Annotated[float, option("EXPECTED number of records per update.", pa
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
 _OWN = 'Or your own, "package.module:function".'
 Strategy = Annotated[str | None, one_of(STRATEGIES, f"{_OWN} Default: scale, or the config's.")]
+Select = Annotated[
+    str | None,
+    option("Runs that epsilons tune makes in secret, logarithmic:10 or poisson:10; the best is kept.", panel=TRAINING),
+]
 SetKeys = Annotated[
     list[str] | None, option("A key of the config, e.g. training.lr=0.1. Repeatable.", "--set", panel=TRAINING)
 ]

@@ -16,6 +16,7 @@ from ..errors import InputError, PlanError, json_text, printable
 from ..ledger.plan_folder import PlanFolder
 from ..planning import Advice, Recipe, advise, balance
 from ..planning.class_balance import TIED
+from ..planning.display import runs_of
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, save_page
 from . import options as opt
@@ -107,14 +108,14 @@ def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config:
     if is_config and not (flags.risk or flags.html):
         out.print("\nOdds of each tier: --risk. A page about it for those who decide: --html plan.html.", style="dim")
     if flags.output:
-        out.print(f"\nSaved as {printable(flags.output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
+        out.print(f"\nSaved as {printable(flags.output)}" + ("/, which counts the runs" if runs_of(plan) else ""))
     if flags.html:
         out.print(f"\nThe page is {printable(flags.html)}. It is internal, confidential.")
 
 
 def _save(plan: planning.Plan, output: Path) -> None:
     """As a file, or, for several runs, as the folder that counts them."""
-    if plan.runs == 1:
+    if not runs_of(plan):
         plan.save(output)
     elif output.suffix == ".json":
         raise InputError(
@@ -194,6 +195,8 @@ def advise_command(flags: AdviseFlags) -> None:
         show_table((["weight / people", *(f"class {name}" for name in names)], rows), out, left=1)
         out.print(TIED)
     out.print(advice.verdict)
+    if advice.of_tuning:
+        out.print(f"{advice.of_tuning} epsilons docs tuning")
     out.print(advice.model, style="dim")
     out.print(advice.inputs, soft_wrap=True)
     if flags.picture:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .. import planning
-from ..accounting import ACCOUNTANTS
+from ..accounting import ACCOUNTANTS, Selection
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
@@ -63,6 +63,7 @@ class RecipeFlags:
         int | None,
         opt.option("Runs that share the budgets; -o then makes a folder. Default: 1.", panel=opt.TRAINING, min=1),
     ] = None
+    select: opt.Select = None
     clip_norm: Annotated[
         float | None, opt.option("Average of the tiers' clip norms (L2). Default: 1.", panel=opt.TRAINING)
     ] = None
@@ -77,7 +78,7 @@ class RecipeFlags:
         if self.steps is not None and self.epochs is not None:
             raise InputError("Give either --steps or --epochs, not both.")
         keys = [("training", name) for name in ("steps", "epochs", "batch_size", "clip_norm")]
-        keys += [("privacy", name) for name in ("strategy", "accountant", "runs")]
+        keys += [("privacy", name) for name in ("strategy", "accountant", "runs", "select")]
         found = [Setting(key, value) for key in keys if (value := getattr(self, key[1])) is not None]
         if self.strategy is not None:  # options belong to one strategy
             found.append(Setting(("privacy", "options"), {}))
@@ -244,6 +245,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         _recipe(recipe, asked, budgets.public_records),
         accountant=recipe.accountant or "pld",
         runs=recipe.runs or 1,
+        select=None if recipe.select is None else Selection.of(recipe.select),
         public_shares=declared,
         public_records=budgets.public_records,
     )

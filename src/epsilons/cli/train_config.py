@@ -126,6 +126,10 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out = console(quiet=flags.quiet or flags.as_json)
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
+    if config.privacy.select is not None:
+        raise InputError(
+            f"privacy.select is for epsilons tune {printable(file)} --grid …; to train once, leave it out."
+        )
     prepared = prepare(config, file.parent, members=members)
     folders = _folders(folder, config.training.seeds)
     chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
@@ -138,7 +142,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
-    runs = [_train_once(file, prepared, chosen, run_dir, seed, flags, members) for seed, run_dir in folders.items()]
+    runs = [train_once(file, prepared, chosen, run_dir, seed, flags, members)[0] for seed, run_dir in folders.items()]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
         if warning := _warning(run):
@@ -244,15 +248,15 @@ def records_of(prepared: Prepared, inputs: Any, targets: Any) -> Records:
     return Records((inputs, targets), persons=prepared.persons, rows_per_person=rows, views=training.views)
 
 
-def _train_once(
+def train_once(
     file: Path,
     prepared: Prepared,
     chosen: Plan | PlanFolder,
     run_dir: Path,
     seed: int | None,
     flags: TrainFlags,
-    members: Members | None,
-) -> Run:
+    members: Members | None = None,
+) -> tuple[Run, nn.Module]:
     plan, _ = opened(chosen)
     config, training = prepared.config, prepared.config.training
     if seed is not None:
@@ -301,7 +305,7 @@ def _train_once(
     if board:
         board.close(run.metrics)
     progress.on_end()
-    return run
+    return run, model
 
 
 def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, Any]:

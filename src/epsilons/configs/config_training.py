@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..accounting import ACCOUNTANTS
+from ..accounting import ACCOUNTANTS, Selection
 from ..data.texts import Tokens
 from ..planning import STRATEGIES, Recipe
 from ..planning.guarantee import EACH_ROW
@@ -176,6 +176,11 @@ class PrivacySection(_Section):
     plan_folder: str | None = None
     """The folder that keeps the plan and counts its runs, relative to the config. The first run makes it. Configs that
     name one folder share its runs."""
+    select: str | None = None
+    """For `epsilons tune` alone: how many runs are made in secret, of which the best is kept, logarithmic:10 or
+    poisson:10 ([Tuning](tuning.md#private-selection))."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """The part of the people that `epsilons tune` does not train on: the runs are scored on them, with noise."""
     public_shares: dict[str, Positive] | None = None
     """Shares declared as NOT derived from these data. This also protects presence."""
     public_records: Annotated[int, Field(ge=1)] | None = None
@@ -185,6 +190,10 @@ class PrivacySection(_Section):
     def _counted(self) -> PrivacySection:
         if (self.runs > 1) != (self.plan_folder is not None):
             raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
+        if self.select is not None:
+            Selection.of(self.select)
+            if self.runs > 1 or self.public_shares is not None:
+                raise ValueError("privacy.select needs no runs, and no public_shares")
         return self
 
 

@@ -12,7 +12,7 @@ from ..planning import Plan
 from .prepare import Prepared
 
 #: What the runs of one plan have in common, besides the numbers that were computed.
-COMMON = ("strategy", "options", "accountant", "adjacency", "runs", "steps", "batch_size", "groups")
+COMMON = ("strategy", "options", "accountant", "adjacency", "runs", "select", "steps", "batch_size", "groups")
 #: Another version of a library may move the last digits of a computed plan.
 OTHER_VERSIONS = 1e-3
 
@@ -41,7 +41,7 @@ def plan_of(
     made, folder = prepared.plan(), prepared.config.privacy.plan_folder
     if folder is None or not (makes_folder or (config_folder / folder / "plan.json").is_file()):
         return made
-    return _counted_plan(made, config_folder / folder)
+    return counted_plan(made, config_folder / folder)
 
 
 def _plan_of_run(run_dirs: list[Path]) -> Plan:
@@ -55,7 +55,7 @@ def _plan_of_run(run_dirs: list[Path]) -> Plan:
     )
 
 
-def _counted_plan(made: Plan, path: Path) -> PlanFolder:
+def counted_plan(made: Plan, path: Path) -> PlanFolder:
     """The plan's folder, made by the first run. Raises PlanError if it holds another plan than the config asks for."""
     if not (path / "plan.json").is_file():
         return PlanFolder.create(path, made)
@@ -86,5 +86,16 @@ def differences_from_config(plan: Plan, prepared: Prepared) -> str:
         other = prepared.plan()
     except EpsilonsError:
         return "one that cannot be made"
-    names = ("strategy", "options", "accountant", "steps", "batch_size", "runs", "clip_norm", "epsilons", "counts")
+    names = (
+        "strategy",
+        "options",
+        "accountant",
+        "steps",
+        "batch_size",
+        "runs",
+        "select",
+        "clip_norm",
+        "epsilons",
+        "counts",
+    )
     return ", ".join(name for name in names if not np.array_equal(getattr(plan, name), getattr(other, name)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..accounting import Selection
 from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Roster
 from ..budgets.risk import as_contract
@@ -258,6 +259,8 @@ class Prepared:
     persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
     left_out       how many the config leaves out, in words by the rule of 20; None if none
     consent        who takes part and who does not, as `consent.stated` says it; None for records
+    held_out       records that runs are scored on, for a selection; None without one
+    judges         budgets of these
     """
 
     config: Config
@@ -271,6 +274,8 @@ class Prepared:
     persons: IntArray | None = None
     left_out: str | None = None
     consent: dict[str, Any] | None = None
+    held_out: Arrays | None = None
+    judges: Owned | None = None
 
     @property
     def outputs(self) -> int:
@@ -309,6 +314,7 @@ def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | N
         strategy or privacy.strategy,
         privacy.accountant if budgets.groups.starts is None else "filter",  # the only one that adds up over runs
         runs=privacy.runs,
+        select=None if privacy.select is None else Selection.of(privacy.select),
         public_shares=shares,
         public_records=privacy.public_records,
         **({} if strategy else strategy_options(privacy.options)),
@@ -340,9 +346,11 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     owner = owned(config, table, rows, folder, data.train, chooser)
     if data.test_after:
         owner = owner.of(np.flatnonzero(_by_date(config, table)[0]), config.budgets.without_rows is not None)
-    if data.test_share is None:
-        return owner.budgets
-    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
+    kept = owner.budgets
+    held_out = None if config.privacy.select is None else config.privacy.held_out
+    for share in filter(None, (data.test_share, held_out)):
+        kept = kept.subset(split(share, len(kept), kept.unit)[1])
+    return kept
 
 
 def joined(config: Config, folder: Path, members: Members | None, with_test: bool = True) -> list[Consent]:
@@ -361,7 +369,7 @@ def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
     order = np.random.default_rng(_SPLIT_SEED).permutation(count)
     held = max(1, round(share * count))
     if held == count:
-        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} {unit}s to train on.")
+        raise DataError(f"To hold out {share:g} of them leaves none of the {held:,} {unit}s to train on.")
     return np.sort(order[:held]), np.sort(order[held:])
 
 
@@ -389,6 +397,9 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         test, tested = held or sides.test, None
     else:
         train, owner, test, tested = _with_budgets(config, folder, source, chooser, sides, kept)
+    scored, judges = None, None
+    if config.privacy.select is not None and members is None:
+        train, owner, scored, judges = _split(train, owner, config.privacy.held_out)
     features = _features(config, folder, train, run)
     words = (
         None if chooser is None else chooser.words,
@@ -408,6 +419,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         persons=owner.person,
         left_out=" ".join(filter(None, words)) or None,
         consent=stated(config, *filter(None, (chooser, sides.chooser))),
+        held_out=None if scored is None else _computed(features, scored),
+        judges=judges,
     )
 
 
@@ -490,7 +503,7 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
     held, kept = split(share, len(owner.budgets), owner.budgets.unit)
     (test_rows, tested), (rows, trained) = owner.part(held), owner.part(kept)
     if not (len(test_rows) and len(rows)):
-        raise DataError(f"data.test_share = {share:g} leaves no rows to train on, or none to test on.")
+        raise DataError(f"To hold out {share:g} leaves no rows to train on, or none to test on.")
     return source.subset(rows), trained, source.subset(test_rows), tested
 
 

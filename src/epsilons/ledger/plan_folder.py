@@ -38,8 +38,8 @@ SCHEMA = 1
 class Slot:
     """The place of one run among all runs of a plan.
 
-    number  from 1
-    of      number of runs of the plan
+    number  from 1; 0 for a run of a selection, in which the numbers of runs are secret
+    of      number of runs of the plan; 0 likewise
     claim   a random text that only this run has
     """
 
@@ -52,7 +52,7 @@ class Slot:
         return {"number": self.number, "of": self.of, "claim": self.claim}
 
     def __str__(self) -> str:
-        return f"run {self.number:,} of {self.of:,}"
+        return f"run {self.number:,} of {self.of:,}" if self.of else "one run of a selection"
 
 
 class PlanFolder:
@@ -75,6 +75,7 @@ class PlanFolder:
 
     def __init__(self, path: str | Path, accountant: Accountant | None = None) -> None:
         self.path, self.is_subset = Path(path).absolute(), False  # absolute, because the working folder may change
+        self._selected: tuple[int, str] | None = None
         if not (self.path / "plan.json").is_file():
             raise PlanError(
                 f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
@@ -119,6 +120,12 @@ class PlanFolder:
         folder.is_subset = True
         return folder
 
+    def for_selection(self, number: int, claim: str) -> PlanFolder:
+        """The same folder, for this run of its selection alone; the run names this claim in place of its number."""
+        folder = copy(self)
+        folder._selected = number, claim
+        return folder
+
     @property
     def begun(self) -> int:
         """Number of runs that have begun: finished, running or interrupted."""
@@ -138,6 +145,8 @@ class PlanFolder:
         durable.
         """
         self._check_slots()
+        if self.plan.select is not None:
+            return self._claim_selected(run_dir)
         for number in range(self.begun + 1, self.plan.runs + 1):
             slot = Slot(number, self.plan.runs, secrets.token_hex(16))
             where = None if run_dir is None else str(Path(run_dir).absolute())
@@ -150,9 +159,26 @@ class PlanFolder:
             "records, the budgets must be divided: make a plan for all of them before the first."
         )
 
+    def _claim_selected(self, run_dir: str | Path | None) -> Slot:
+        """Of a selection, `tune` decides which runs are made; each of them begins once."""
+        if self._selected is None:
+            raise RunError(
+                "The runs of a selection are made by epsilons.tune: it keeps their number secret, and destroys all but "
+                "the best."
+            )
+        number, claim = self._selected
+        slot, where = Slot(0, 0, claim), None if run_dir is None else str(Path(run_dir).absolute())
+        values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
+        if not self._create(number, json.dumps(values, indent=1) + "\n"):
+            raise RunError(
+                "This run of the selection has begun elsewhere. Each call of train(…) makes one run, in the folder "
+                "that it gets."
+            )
+        return slot
+
     def check(self, slot: Slot, run_dir: str | Path) -> None:
         """Raise RunError if this slot, of the run in `run_dir`, was not claimed in this folder."""
-        values = self._read(slot.number)
+        values = self._read(slot.number if self._selected is None else self._selected[0])
         if values is None or values.get("claim") != slot.claim:
             raise RunError(
                 f"The run in {run_dir} is {slot} of a plan, and its slot was not claimed in {self.path}. Resume it "
@@ -202,10 +228,16 @@ class PlanFolder:
                 )
 
     def __repr__(self) -> str:
-        return f"PlanFolder({self.begun:,} of {self.plan.runs:,} runs have begun)"
+        return f"PlanFolder({self._state})"
 
     def __str__(self) -> str:
-        return f"{printable(self.path)}: {self.begun:,} of {self.plan.runs:,} runs have begun\n{self.plan}"
+        return f"{printable(self.path)}: {self._state}\n{self.plan}"
+
+    @property
+    def _state(self) -> str:
+        if self.plan.select is not None:
+            return "a selection"
+        return f"{self.begun:,} of {self.plan.runs:,} runs have begun"
 
 
 def opened(plan: Plan | PlanFolder) -> tuple[Plan, PlanFolder | None]:
@@ -231,6 +263,7 @@ VARIABLE = "EPSILONS_COUNT_RUNS"
 #: What kept a run from being counted.
 OFF = f"counting was turned off by {VARIABLE}=0"
 UNUSABLE = "the state folder could not be used"
+SELECTED = "the number of runs of a selection is secret"
 DAMAGED = "the secret in the state folder is damaged; remove it to begin again"
 EXPOSED = "others may read the secret in the state folder; remove it to begin again"
 

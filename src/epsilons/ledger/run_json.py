@@ -78,10 +78,10 @@ class Attacked(Strict):
 
 
 class PlanSlot(Strict):
-    """Which run of its plan a run is; claim is the text that its slot in the plan's folder has, too."""
+    """Which run of its plan a run is, 0 of 0 in a selection; claim is the text that its slot there has, too."""
 
-    number: Annotated[int, Field(ge=1)]
-    of: Annotated[int, Field(ge=1)]
+    number: Annotated[int, Field(ge=0)]
+    of: Annotated[int, Field(ge=0)]
     claim: str
 
 

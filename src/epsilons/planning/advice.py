@@ -7,6 +7,7 @@ one step is then Σ n_p q_p w_p c_p / noise_std = Σ n_p q_p / σ_p. It ranks wa
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from .. import accounting
-from ..accounting import Accountant
-from ..accounting.calibration import noises_for
+from ..accounting import Accountant, Selection
+from ..accounting.calibration import noise_for, noises_for
+from ..accounting.selection import DISTRIBUTIONS, Selected
 from ..budgets.budgets import Budgets
 from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
-from ..core.mechanism import IntArray
+from ..core.mechanism import IntArray, Repeated
 from ..errors import PlanError, PromiseError
 from .display import Table, aligned, number
 from .plan_numbers import Recipe
@@ -35,6 +37,7 @@ INPUTS = (
     "For images or texts, first train a linear model on fixed features (data.features in a config), which cost no "
     "privacy: epsilons docs concepts"
 )
+TUNING = "Tuning: noise of the strictest tier, relative to one run"
 #: A smaller gain is within the variation of training itself.
 SMALL_GAIN = 0.05
 _MOST_THRESHOLDS = 6
@@ -75,12 +78,15 @@ class Advice:
     ways        uniform first
     full_batch  signal if every record were drawn in every step: what a larger batch could add
     plans       the plan of each way
+    tuning      noise of the strictest group over that of one run: of several runs that are all released, and of
+                selections of as many in expectation; {} for one run
     """
 
     plan: Plan
     ways: tuple[Way, ...] = field(repr=False)
     full_batch: float = field(repr=False)
     plans: tuple[Plan, ...] = field(repr=False, default=())
+    tuning: dict[str, float] = field(repr=False, default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -108,9 +114,19 @@ class Advice:
         larger = self.full_batch / individual.signal - 1
         return f"{first} A larger batch could add up to {max(larger, 0):.0%}."
 
+    @property
+    def of_tuning(self) -> str:
+        """What tuning costs, in a sentence; "" for one run."""
+        if not self.tuning:
+            return ""
+        costs = ", ".join(f"{name} {cost:.2f}" for name, cost in self.tuning.items())
+        least = min(self.tuning, key=self.tuning.__getitem__)
+        return f"{TUNING}: {costs}. The least noise: {least}."
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {
+            **({"tuning": self.tuning} if self.tuning else {}),
             "verdict": self.verdict,
             "model": self.model,
             "inputs": self.inputs,
@@ -138,7 +154,9 @@ class Advice:
     def __str__(self) -> str:
         if has_small_cells(self.plan.groups):
             return of_unit(ADVICE_SUPPRESSED, self.plan.unit)
-        return "\n".join([aligned(self.table()), "", self.verdict, self.model, self.inputs])
+        return "\n".join(
+            filter(None, [aligned(self.table()), "", self.verdict, self.of_tuning, self.model, self.inputs])
+        )
 
 
 def advise(
@@ -147,10 +165,11 @@ def advise(
     accountant: str | Accountant = "pld",
     *,
     runs: int = 1,
+    select: Selection | None = None,
 ) -> Advice:
     """Uniform, exclude at several thresholds, Scale, Mix and Sample side by side.
 
-    runs  number of runs that share the budgets, as for `plan`
+    runs, select  how many runs share the budgets, as for `plan`
 
     Ways that cannot keep every promise, or leave too few records, are left out. Raises InfeasibleBudgetError if
     uniform cannot meet the strictest budget.
@@ -161,7 +180,7 @@ def advise(
     1.68
     """
     certify = accounting.accountant(accountant)
-    make = functools.partial(plan, budgets, recipe, accountant=certify, runs=runs)
+    make = functools.partial(plan, budgets, recipe, accountant=certify, runs=runs, select=select)
     uniform = make("uniform")
     candidates: list[tuple[str, Callable[[], Plan]]] = []
     thresholds = np.unique(budgets.epsilons)[1:]
@@ -178,9 +197,28 @@ def advise(
         except (PlanError, PromiseError):
             continue
         plans.append(made)
+    certify = uniform.certify  # a selection has its own
     full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.claims, certify)
     basis = _signal(uniform) / budgets.records
-    return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis, tuple(plans))
+    tuning = tuning_costs(budgets, recipe, accounting.accountant(accountant), runs if select is None else select.mean)
+    return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis, tuple(plans), tuning)
+
+
+def tuning_costs(budgets: Budgets, recipe: Recipe, accountant: Accountant, runs: float) -> dict[str, float]:
+    """Noise of the strictest group over that of one run, for each way to share the budgets among so many runs.
+
+    {} for one run, and for budgets that no selection takes.
+    """
+    if runs <= 1 or budgets.groups.terms.ndim > 1 or accountant not in (accounting.pld.epsilon, accounting.rdp.epsilon):
+        return {}
+    ways: dict[str, Accountant] = {"all runs released": Repeated(accountant, math.ceil(runs))}
+    ways |= {str(one): Selected(one) for one in (Selection(name, runs) for name in DISTRIBUTIONS)}
+    rate = recipe.batch_size / budgets.records
+
+    def noise(certify: Accountant) -> float:
+        return noise_for(float(budgets.epsilons[0]), rate, recipe.steps, float(budgets.claims[0]), certify)
+
+    return {name: noise(certify) / noise(accountant) for name, certify in ways.items()}
 
 
 def _signal(plan: Plan) -> float:

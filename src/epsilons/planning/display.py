@@ -61,7 +61,15 @@ def title(plan: PlanNumbers) -> str:
 
 def steps_of(plan: PlanNumbers) -> str:
     """The number of steps in words, and of runs where there are several."""
-    return f"{plan.runs:,} runs of {plan.steps:,} steps" if plan.runs > 1 else f"{plan.steps:,} steps"
+    runs = runs_of(plan)
+    return f"{runs} runs of {plan.steps:,} steps" if runs else f"{plan.steps:,} steps"
+
+
+def runs_of(plan: PlanNumbers) -> str:
+    """How many runs a plan is for, in words; "" for one."""
+    if plan.select is not None:
+        return f"about {plan.select.mean:g} secret"
+    return f"{plan.runs:,}" if plan.runs > 1 else ""
 
 
 def summary(plan: PlanNumbers) -> str:
@@ -75,7 +83,7 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
 
     A plan with small cells has one note that says so, because counts may change with what one person chose.
     """
-    levels = levels_note(plan)
+    levels = (*levels_note(plan), *_score_note(plan))
     if has_small_cells(plan.groups):
         return of_unit(PLAN_SUPPRESSED, plan.unit), *levels
     rates = np.array([phase.sample_rate for phase in plan.phases])
@@ -93,6 +101,14 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
     counts = [(int(plan.counts[groups].sum()), what) for groups, what in sentences if groups.any()]
     found = (f"{how_many(count, plan.records)} {plan.unit}s {what}" for count, what in counts)
     return *found, *levels
+
+
+def _score_note(plan: PlanNumbers) -> tuple[str, ...]:
+    """How exact the scores of a selection are."""
+    if plan.select is None:
+        return ()
+    of = "" if has_small_cells(plan.groups) else f" of {plan.score_noise.min():.1f} right answers"
+    return (f"Each run's score on held-out {plan.unit}s gets noise{of}; strict tiers weigh less in it.",)
 
 
 def levels_note(plan: PlanNumbers) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..accounting import DESCRIPTIONS
+from ..accounting import DESCRIPTIONS, Selection
 from ..core.mechanism import Unit
 from ..errors import printable
 
@@ -132,6 +132,7 @@ def words(
     unit: Unit = "record",
     on_accounts: bool = False,
     by_risk: bool = False,
+    select: Selection | None = None,
     run: OfRun | None = None,
 ) -> str:
     """The guarantee of a plan, or of a run of it.
@@ -140,9 +141,12 @@ def words(
     unit         what has a budget: a record, or a person with all their rows
     on_accounts  True if the plan was made on accounts of a registry
     by_risk      True if tiers declare limits beside (epsilon, delta)
+    select       how the run that is released is selected; None without a selection
     """
     randomness, features, person, registry = run or OfRun()
-    scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
+    scope, releases, public_runs, uncovered, length = (
+        _of_runs(runs, steps, unit) if select is None else _of_selection(select, steps, unit)
+    )
     if on_accounts:
         scope, releases, uncovered = _of_registry(registry)
         length += ", after all that was charged before"
@@ -200,6 +204,19 @@ def _persons(unit: Unit, person: str | None, is_run: bool) -> str:
     if person == EACH_ROW:
         return f"Persons: {EACH_ROW}, as stated; this was not checked.\n"
     return "Persons: whether each row is one person is not stated.\n"
+
+
+def _of_selection(select: Selection, steps: int, unit: Unit) -> tuple[str, str, str, str, str]:
+    """What a guarantee says about a run that was selected among a secret number of them, as `_of_runs`."""
+    return (
+        f"One run that was selected: the best of a secret number of runs ({select.distribution}, {select.mean:g} in "
+        f"expectation), each of at most {steps:,} steps under this one table, with settings drawn from a public list, "
+        f"and each with a score on held-out {unit}s. A held-out {unit} takes part in the scores alone.",
+        " of the run that is released, its settings, its score with noise,",
+        f", the list of settings, the choice of held-out {unit}s, made without looking at data",
+        "the number of runs, anything about the others, how long they took, other runs, tuning",
+        f"{steps:,} steps, and for the selection (Papernot and Steinke, arXiv 2110.03620)",
+    )
 
 
 def _of_runs(runs: int, steps: int, unit: Unit) -> tuple[str, str, str, str, str]:

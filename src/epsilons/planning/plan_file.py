@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from .plan_keys import PlanFile
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 6
+SCHEMA = 7
+#: Of plans of a selection: an older reader would take their epsilons for those of one run.
+SCHEMA_OF_SELECTIONS = 7
 #: Of plans of budgets by risk: an older reader would forget what they declare. Of plans on accounts of a registry: it
 #: would forget what was spent before.
 SCHEMA_OF_RISKS, SCHEMA_OF_ACCOUNTS = 6, 5
@@ -36,6 +38,8 @@ SCHEMA_OF_RISKS, SCHEMA_OF_ACCOUNTS = 6, 5
 SCHEMA_OF_PERSONS = 4
 SCHEMA_OF_RUNS = 3
 SCHEMA_OF_ONE_RUN = 2
+#: Of records and of persons.
+_SCHEMAS_OF_ALL = (SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS, SCHEMA_OF_SELECTIONS)
 #: The adjacency ROSTER in files of schema 1, and in every plan's digest.
 ROSTER_IN_SCHEMA_1 = "replace-by-null, roster public"
 
@@ -74,6 +78,8 @@ def _risks(plan: PlanNumbers) -> list[dict[str, float]]:
 
 
 def _schema(plan: PlanNumbers) -> int:
+    if plan.select is not None:
+        return SCHEMA_OF_SELECTIONS
     if plan.groups.limits is not None:
         return SCHEMA_OF_RISKS
     if plan.groups.starts is not None:
@@ -84,8 +90,8 @@ def _schema(plan: PlanNumbers) -> int:
 
 
 def _several(plan: PlanNumbers) -> dict[str, Any]:
-    """Several runs, and the unit of persons. Plans of one run over records have had neither key."""
-    runs = {"runs": plan.runs} if plan.runs > 1 else {}
+    """Several runs or a selection, and the unit of persons. Plans of one run over records have had no such key."""
+    runs = {"runs": plan.runs} if plan.runs > 1 else {} if plan.select is None else {"select": str(plan.select)}
     return {**runs, "unit": plan.unit} if plan.unit == "person" else runs
 
 
@@ -161,16 +167,12 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
-    if schema not in (SCHEMA_OF_PERSONS, SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and ("runs" in values) != (
-        schema == SCHEMA_OF_RUNS
-    ):
+    if schema not in (SCHEMA_OF_PERSONS, *_SCHEMAS_OF_ALL) and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
         raise PlanError(
             f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
             "how many runs their epsilons are. It was edited; make a new plan with epsilons plan."
         )
-    if schema not in (SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS) and (values.get("unit", "record") != "record") != (
-        schema == SCHEMA_OF_PERSONS
-    ):
+    if schema not in _SCHEMAS_OF_ALL and (values.get("unit", "record") != "record") != (schema == SCHEMA_OF_PERSONS):
         raise PlanError(
             f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
             "It was edited; make a new plan with epsilons plan."
@@ -180,8 +182,9 @@ def read(path: Path) -> tuple[PlanFile, bool]:
         for own, name, says in (
             (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
             (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
+            (SCHEMA_OF_SELECTIONS, "select", "how a run is selected"),
         ):
-            if (schema == own) != any(getattr(row, name) is not None for row in file.groups):
+            if (schema == own) != any(getattr(part, name, None) is not None for part in (file, *file.groups)):
                 raise PlanError(
                     f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
                     "a new plan with epsilons plan."

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..accounting import Selection
 from ..accounting.filter import ORDERS
 from ..core.mechanism import Groups, Unit
 from ..errors import PlanError
@@ -73,6 +74,7 @@ class PlanFile(_Strict):
     phases: list[PhaseTable]
     runs: Count = 1
     unit: Unit = "record"
+    select: str | None = None
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     digest: str | None = None
@@ -86,7 +88,8 @@ class PlanFile(_Strict):
             phases.append(Phase(phase.steps, **columns, noise_std=phase.noise_std, expected_batch=phase.expected_batch))
         same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
         groups = Groups(epsilons, deltas, records, self._starts(), self._limits())
-        return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
+        select = None if self.select is None else Selection.of(self.select)
+        return {"groups": groups, "phases": phases, "select": select} | {name: getattr(self, name) for name in same}
 
     def _limits(self) -> npt.NDArray[Any] | None:
         rows = [row.risk for row in self.groups if row.risk is not None]

@@ -14,9 +14,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..accounting import ACCOUNTANTS, Accountant
-from ..accounting.calibration import Histories, batch_epsilon
+from ..accounting import ACCOUNTANTS, Accountant, Selection
+from ..accounting.calibration import Histories, batch_epsilon, noises_for
 from ..accounting.profile import used
+from ..accounting.selection import Selected
 from ..core.disclosure import has_small_cells
 from ..core.mechanism import FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
 from ..errors import BudgetExceededError, PlanError
@@ -210,6 +211,8 @@ class PlanNumbers:
     options        options of the strategy
     runs           runs that may follow the plan; the epsilons are those of all of them together
     unit           "record", or "person": groups count persons, each of them drawn and clipped with all their rows
+    select         how many runs are made in secret, of which the best is released; the epsilons are those of the whole
+                   selection. None without one
     accountant_fn  the accountant's function; may be left out if `accountant` is a name in ACCOUNTANTS, and is then
                    always the function of that name
     """
@@ -224,6 +227,7 @@ class PlanNumbers:
     accountant_fn: Accountant = field(default=None, repr=False)  # type: ignore[assignment]  # set in __post_init__
     runs: int = 1
     unit: Unit = "record"
+    select: Selection | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(self.phases))
@@ -239,6 +243,11 @@ class PlanNumbers:
             raise PlanError('Budgets by risk need accountant="pld"; others take tiers of (epsilon, delta) only.')
         check_runs(self.runs, self.steps)
         object.__setattr__(self, "runs", int(self.runs))
+        if self.select is not None and (self.accountant != "rdp" or self.runs > 1 or self.adjacency != ROSTER):
+            raise PlanError(
+                'A selection is certified by accountant="rdp", counts its own runs, and needs a public roster: leave '
+                "out runs and public shares."
+            )
         if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
             raise PlanError(
                 f"Every phase of a plan needs one row per group; this plan has {len(self.groups):,} groups."
@@ -281,7 +290,17 @@ class PlanNumbers:
 
         A claim needs the whole plan: each of the others spends as much.
         """
-        return self if self.runs == 1 else replace(self, runs=1)
+        return self if self.runs == 1 and self.select is None else replace(self, runs=1, select=None)
+
+    @property
+    def certify(self) -> Accountant:
+        """The accountant of all that the plan allows: of a selection, of the run that is released."""
+        return self.accountant_fn if self.select is None else Selected(self.select)
+
+    @cached_property
+    def score_noise(self) -> FloatArray:
+        """(groups,) for a selection, the noise of each score, in right answers of one held-out member of the group."""
+        return noises_for(self.epsilons, 1.0, 1, self.groups.claims, self.certify)
 
     @property
     def sample_rate(self) -> FloatArray:
@@ -339,9 +358,13 @@ class PlanNumbers:
         The steps are those of one run. Of a plan for several runs, all others count in full, whether or not they were
         made, because one run does not show how far the others are.
 
+        A selection counts in full from the beginning: what was made of it is secret.
+
         The steps are rounded up to one of CURVE_POINTS points per phase. The result is therefore never too low, and
         watching a run costs a few evaluations and not one per step.
         """
+        if self.select is not None:
+            return self._certified if groups is None else self._certified[np.asarray(groups, dtype=np.int64)]
         rounded = []
         for phase, done in zip(self.phases, steps, strict=True):
             stride = -(-phase.steps // CURVE_POINTS)
@@ -415,7 +438,7 @@ class PlanNumbers:
         if delta is not None and self.groups.starts is not None:
             raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
         claims = self.groups.claims[chosen] if delta is None else np.full(len(chosen), delta)
-        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), claims))
+        spent: FloatArray = read_only(batch_epsilon(self.certify, Histories(rates, noises, steps), claims))
         return spent
 
     # -- what it promises --------------------------------------------------------------------------
@@ -447,5 +470,6 @@ class PlanNumbers:
             unit=self.unit,
             on_accounts=self.groups.starts is not None,
             by_risk=self.groups.limits is not None,
+            select=self.select,
             run=guarantee.OfRun(randomness, features, person, registry),
         )

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .. import accounting
-from ..accounting import Accountant
+from ..accounting import Accountant, Selection, pld, rdp
+from ..accounting.selection import Selected
 from ..budgets.budgets import Budgets
 from ..core.mechanism import Repeated
 from ..errors import BudgetError, EpsilonsError, InputError, PlanError, named
@@ -130,6 +131,7 @@ def plan(
     accountant: str | Accountant = "pld",
     *,
     runs: int = 1,
+    select: Selection | None = None,
     public_shares: Mapping[float, float] | Mapping[str, float] | None = None,
     public_records: int | None = None,
     **options: Any,
@@ -142,6 +144,9 @@ def plan(
     runs            number of runs that may follow the plan: every group uses up its budget at the last step of the last
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
                     between them
+    select          a secret number of runs, of which only the best by a private score is released, in place of runs:
+                    every group uses up its budget with the whole selection. It is certified by "rdp", and `tune` makes
+                    the runs
     public_shares   {epsilon: share} that you declare and did not derive from these data; of budgets by risk,
                     {tier: share}
     public_records  the declared number of records (or persons). With both, the plan follows from the declared numbers
@@ -169,6 +174,11 @@ def plan(
             "A plan on accounts of a registry is for one run. Reserve each run by itself: the registry adds them up, "
             "and a later run may be planned by what earlier ones released."
         )
+    if select is not None and (runs > 1 or public_shares is not None or budgets.groups.terms.ndim > 1):
+        raise PlanError(
+            "A selection has its own number of runs, and needs a public roster and budgets of (epsilon, delta): "
+            "neither declared shares, nor budgets by risk, nor accounts of a registry."
+        )
     if recipe.batch_size > budgets.records:
         raise PlanError(
             f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} "
@@ -181,6 +191,10 @@ def plan(
     certify = accounting.accountant(accountant)
     if runs > 1:
         certify = Repeated(certify, int(runs))
+    if select is not None:
+        if certify not in (pld.epsilon, rdp.epsilon):
+            raise PlanError('A selection is certified by accountant="rdp", and by no other.')
+        certify = Selected(select)
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
     table = table_of(function, label, solved, recipe, certify, options)

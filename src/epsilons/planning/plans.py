@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, name_of
+from ..accounting.selection import Selected
 from ..budgets.budgets import Budgets
 from ..core.files import write_json
 from ..core.mechanism import Repeated
@@ -42,13 +43,14 @@ class Plan(PlanNumbers):
         strategy: str,
         options: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """The plan that a strategy returns: these phases, for these budgets and the accountant's number of runs."""
+        """The plan that a strategy returns: these phases, for these budgets and the accountant's runs or selection."""
         return cls(
             strategy=strategy,
             options=dict(options or {}),
             accountant=name_of(accountant),
-            accountant_fn=accountant.accountant if isinstance(accountant, Repeated) else accountant,
+            accountant_fn=accountant.accountant if isinstance(accountant, Repeated | Selected) else accountant,
             runs=accountant.runs if isinstance(accountant, Repeated) else 1,
+            select=accountant.select if isinstance(accountant, Selected) else None,
             adjacency=ROSTER,
             batch_size=float(recipe.batch_size),
             unit=budgets.unit,

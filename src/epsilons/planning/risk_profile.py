@@ -17,6 +17,7 @@ import numpy as np
 
 from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
+from ..accounting.selection import SelectedProfile
 from ..core.disclosure import DisplayRow, has_small_cells
 from ..core.mechanism import FloatArray, IntArray, SampledGaussian
 from .display import Table, first_cells, number, promised, round_up, small_cell_rows
@@ -86,7 +87,7 @@ def right_guesses(plan: PlanNumbers, groups: Sequence[int] | IntArray | None = N
     for group in chosen:
         row = history(plan, group)
         if row not in known:
-            known[row] = right_of_advantage(Profile(row).advantage)
+            known[row] = right_of_advantage(SelectedProfile(row, select=plan.select).advantage)
     return np.array([known[history(plan, group)] for group in chosen], dtype=np.int64)
 
 
@@ -195,12 +196,12 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Gr
     noises = np.full(len(chosen), np.inf)
     if drawn.any():
         noises[drawn] = noises_for(
-            epsilons[drawn], rate, plan.runs * plan.steps, plan.groups.terms[chosen][drawn], plan.accountant_fn
+            epsilons[drawn], rate, plan.runs * plan.steps, plan.groups.terms[chosen][drawn], plan.certify
         )
     profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
     def profile_of(*history: SampledGaussian) -> Profile:
-        return profiles.setdefault(history, Profile(history))
+        return profiles.setdefault(history, SelectedProfile(history, select=plan.select))
 
     risks = []
     for i, group in enumerate(chosen):

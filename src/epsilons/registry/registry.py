@@ -244,7 +244,7 @@ class Registry:
             raise RegistryError(
                 "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
             )
-        if plan.runs > 1:
+        if plan.runs > 1 or plan.select is not None:
             raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
         roster = Roster(accounts.numbers, budgets.group)
         self.reserve_table(run, table_of(plan), roster, kind=kind, project=project)

@@ -236,6 +236,8 @@ def _conditions(settings: RunSettings, runs: Runs | None, audited: Audited | Non
     """What the promise depends on: the registry, the other runs of the plan, and an audit that contradicts it."""
     if settings.registry_id is not None:
         yield from sentences.charged(settings.registry_id, None if audited is None else audited.on_records)
+    if settings.plan_slot is not None and not settings.plan_slot.of:
+        yield sentences.SELECTED
     if runs is not None and runs.of > 1:
         yield sentences.one_of_several(runs.number, runs.of)
     if audited is not None and not audited.holds:
@@ -252,7 +254,7 @@ def _status(record: RunRecord) -> Status:
 
 def _runs(settings: RunSettings) -> Runs | None:
     slot, records = settings.plan_slot, settings.subset_records
-    if slot is None:
+    if slot is None or not slot.of:
         return None if records is None else Runs(1, 1, records)
     return Runs(slot.number, slot.of, records)
 

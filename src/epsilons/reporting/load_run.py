@@ -133,7 +133,8 @@ def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
 
 def _check_slot(slot: PlanSlot | None, plan: Plan, folder: RunFolder) -> None:
     """A run of a plan for several must be one of them."""
-    if (plan.runs > 1 and slot is None) or (slot is not None and not slot.number <= slot.of == plan.runs):
+    of = plan.runs if plan.select is None else 0
+    if (of != 1 and slot is None) or (slot is not None and not slot.number <= slot.of == of):
         raise RunError(
             f"{folder.settings} contradicts {folder.plan.name}: it does not say which of the plan's {plan.runs:,} runs "
             "this is. The file was edited, or belongs to another run. Restore it."

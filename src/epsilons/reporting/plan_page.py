@@ -129,7 +129,7 @@ def _advice(plan: Plan) -> Advice:
     """All strategies for the plan's own groups."""
     budgets = Budgets.of_groups(plan.groups, plan.unit)
     recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
-    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs)
+    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs, select=plan.select)
 
 
 def _ways(plan: Plan, advice: Advice) -> list[_Way]:
@@ -246,7 +246,7 @@ def _facts(plan: Plan) -> dict[str, str]:
         "strategy": strategy(plan),
         "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
         "protects": f"one {plan.unit} at a time; {plan.adjacency}",
-        "steps": f"{plan.steps:,}" + (f" in each of {plan.runs:,} runs" if plan.runs > 1 else ""),
+        "steps": f"{plan.steps:,}" + (f" in each of {runs} runs" if (runs := display.runs_of(plan)) else ""),
         "expected batch": f"{plan.batch_size:,.6g} {plan.unit}s",
         "made by": f"epsilons {__version__}",
     }

@@ -54,6 +54,10 @@ def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
     if len(rows) <= MOST_LISTED and not any(row.merged for row in rows):
         second += f" {_promises(rows)}."
     runs = f"{plan.runs:,} runs would follow the plan, each with" if plan.runs > 1 else "The training would make"
+    if plan.select is not None:
+        runs = (
+            f"A secret number of runs, {plan.select.mean:g} in expectation, would be made, and the best kept; each has"
+        )
     third = (
         f"{runs} {plan.steps:,} steps, each on {plan.batch_size:,.6g} {many} in expectation, drawn at random. The plan "
         f"is certified: under the strategy {strategy(plan)} no {one} can spend more than promised, however the "
@@ -75,7 +79,8 @@ def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ..
     one, many = plan.unit, f"{plan.unit}s"
     points = [
         f"Other runs on the same {many}"
-        + (f" than the {plan.runs:,} of this plan." if plan.runs > 1 else ", tuning among them. Their ε add up."),
+        + (f" than the {display.runs_of(plan)} of this plan." if display.runs_of(plan) else ", tuning among them. ")
+        + "Their ε add up.",
         f"What many {many} share: a model can learn that, with or without any one of them.",
         f"Scores on private data, and telling one content of a {one} from another, which costs twice the ε.",
     ]

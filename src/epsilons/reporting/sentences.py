@@ -121,6 +121,14 @@ def one_of_several(number: int, runs: int) -> str:
     )
 
 
+#: Of a run that `tune` selected.
+SELECTED = (
+    "This run was selected: it is the best of a secret number of runs, by a score with noise on people who were held "
+    "out. What is stated as certified is for the whole selection. How many runs there were, and how long they took, "
+    "must stay secret."
+)
+
+
 def finished(charged: int, allowed: int, made: int | None) -> str:
     """Whether the training was finished."""
     if made == allowed:
@@ -166,7 +174,7 @@ def not_covered(
         public += " So does the choice of each run's records, which must not be made by looking at data."
     points = [
         of_unit(public, plan.unit),
-        *(_other_runs(plan.runs, plan.unit) if plan.groups.starts is None else _UNCHARGED[plan.unit]),
+        *(_other_runs(plan) if plan.groups.starts is None else _UNCHARGED[plan.unit]),
         f"What was read off these data before training: {read_off}."
         if read_off
         else "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
@@ -203,8 +211,14 @@ _OTHER_ROWS: dict[Unit, tuple[str, ...]] = {
 }
 
 
-def _other_runs(runs: int, unit: Unit) -> tuple[str, str]:
+def _other_runs(plan: Plan) -> tuple[str, str]:
     """Which runs, and which choices between settings, are not covered."""
+    runs, unit = plan.runs, plan.unit
+    if plan.select is not None:
+        return (
+            f"Other runs on the same {unit}s than those of this selection. Their epsilons add up.",
+            "The number of runs of the selection, and anything about those that lost: they were destroyed.",
+        )
     if runs == 1:
         return (
             f"Other runs on the same {unit}s. Several runs add up; this report is about one.",

@@ -202,7 +202,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         RunFolder.prepare(run_dir, settings)  # a claim stays, so the folder is checked first
         slot = _claimed(request)
         run.randomness = _of_slot(run.randomness, slot)
-        settings |= _settings_of(slot) | {"counted": plan_folder.begin(inputs.budgets_of(plan), inputs.contents)}
+        settings |= _settings_of(slot) | {"counted": _counted(plan, inputs)}
         folder = run.folder = RunFolder.create(run_dir, plan, settings)
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()
@@ -211,6 +211,12 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         run.ledger.tie(request.folder.reservation)  # after the key is on disk, and before the first charge
     if run.ledger.is_closed and folder.key.exists():
         folder.end()  # of a run that was killed after its ledger's last line
+
+
+def _counted(plan: Plan, inputs: Inputs) -> dict[str, str]:
+    if plan.select is not None:
+        return {"reason": plan_folder.SELECTED}
+    return plan_folder.begin(inputs.budgets_of(plan), inputs.contents)
 
 
 def _registry(request: Request) -> str | None:
@@ -256,6 +262,8 @@ def _claimed(request: Request) -> Slot | None:
     """The slot of a new run, claimed durably; None for a plan for one run without a folder. Raises RunError."""
     if request.plan_folder is not None:
         return request.plan_folder.claim(request.folder.path)
+    if request.plan.select is not None:
+        raise RunError("This plan selects among a secret number of runs: pass its PlanFolder to epsilons.tune.")
     if request.plan.runs > 1:
         raise RunError(
             f"This plan is for {request.plan.runs:,} runs together, and they must be counted. Keep it in a folder: "
@@ -268,6 +276,8 @@ def _check_claim(request: Request, ledger: Ledger, folder: RunFolder) -> None:
     """Raise RunError if a run to be resumed has no slot, or one of another folder than the one given."""
     if ledger.slot is not None and request.plan_folder is not None:
         request.plan_folder.check(ledger.slot, folder.path)
+    if request.plan.select is not None and request.plan_folder is None:
+        raise RunError("A run of a selection goes on in epsilons.tune alone.")
     if ledger.slot is None and (request.plan.runs > 1 or request.plan_folder is not None):
         raise RunError(
             f"The run in {folder.path} has claimed no slot among its plan's runs, so it is not one of them. Begin a "
@@ -281,7 +291,9 @@ def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def _of_slot(randomness: Randomness, slot: Slot | None) -> Randomness:
     """Randomness of this run alone: two runs of a plan never share a key, whatever seed or key they were given."""
-    return randomness if slot is None or slot.of == 1 else randomness.bound_to(f"slot {slot.number}")
+    if slot is None or slot.of == 1:
+        return randomness
+    return randomness.bound_to(f"slot {slot.number}" if slot.of else f"selection {slot.claim}")
 
 
 def _settings_of(slot: Slot | None) -> dict[str, Any]:
