@@ -18,6 +18,7 @@ from .errors import EpsilonsError
 
 if TYPE_CHECKING:
     from . import data
+    from .accounting.selection import Selection
     from .auditing import audit
     from .budgets.budgets import Budgets
     from .budgets.risk import Risk

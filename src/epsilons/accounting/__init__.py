@@ -10,7 +10,7 @@ from ..core.mechanism import Repeated
 from ..errors import PlanError, named
 from . import filter, pld, rdp
 from .calibration import Accountant, noise_for, rate_for
-from .selection import Selected, Selection
+from .selection import Selected
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon, "filter": filter.epsilon}
 
@@ -45,4 +45,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "Accountant", "Selection", "filter", "noise_for", "pld", "rate_for", "rdp"]
+__all__ = ["ACCOUNTANTS", "Accountant", "filter", "noise_for", "pld", "rate_for", "rdp"]

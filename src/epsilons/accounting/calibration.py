@@ -59,12 +59,7 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
         many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
         return batch_epsilon(accountant.accountant, many, claims)
     if isinstance(accountant, Selected):
-        if claims.ndim > 1:
-            raise PlanError("A selection takes budgets of (epsilon, delta) only: neither by risk nor of a registry.")
-        distinct, column = _distinct(np.concatenate([rates, noises]))
-        total = accountant.select.divergences(distinct[: len(rates)], distinct[len(rates) :], steps)
-        spent = rdp.converted(total[column], claims, ORDERS)
-        return np.asarray(np.where(total[column].any(axis=1), spent, 0.0))
+        return _of_selection(accountant, histories, claims)
     function, options = _unwrapped(accountant)
     _check_claims(function, claims)
     if is_by_risk(claims):
@@ -93,6 +88,15 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
         else:
             out[here] = [accountant(history, float(delta)) for delta in deltas[here]]
     return out[pair]
+
+
+def _of_selection(accountant: Selected, histories: Histories, claims: FloatArray) -> FloatArray:
+    if claims.ndim > 1:
+        raise PlanError("A selection takes budgets of (epsilon, delta) only: neither by risk nor of a registry.")
+    distinct, column = _distinct(np.concatenate([histories.rates, histories.noises]))
+    rates, noises = np.split(distinct, 2)
+    total = accountant.select.divergences(rates, noises, histories.steps)[column]
+    return np.asarray(np.where(total.any(axis=1), rdp.converted(total, claims, ORDERS), 0.0))
 
 
 def _check_claims(function: Accountant, claims: FloatArray) -> None:

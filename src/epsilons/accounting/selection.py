@@ -101,18 +101,28 @@ class Selection:
 
         0 for a record that never takes part: then no run depends on it.
         """
-        base = np.zeros((rates.shape[1], len(ORDERS)))
+        base, deltas = np.zeros((rates.shape[1], len(ORDERS))), None
         for rate, noise, count in zip(rates, noises, steps, strict=True):
             base += count * rdp.divergences(rate, noise, ORDERS)
-        if self.distribution == "logarithmic":
-            extra = ((1 - 1 / ORDERS) * base - math.log(self.gamma) / ORDERS).min(axis=1, keepdims=True)
-        else:
+        if self.distribution == "poisson":
             at = np.log1p(1 / (ORDERS - 1))
             columns = zip(rates.T.tolist(), noises.T.tolist(), strict=True)
             rows = ([SampledGaussian(*one) for one in zip(*column, steps, strict=True)] for column in columns)
-            extra = np.array([self.mean * pld.divergences(row, at).max(axis=0) for row in rows])
+            deltas = np.array([pld.divergences(row, at).max(axis=0) for row in rows])
         takes_part = np.asarray(rates > 0).any(axis=0, keepdims=True).T
-        return np.asarray(takes_part * (base + extra + math.log(self.mean) / (ORDERS - 1)))
+        return np.asarray(takes_part * self.released(base, deltas))
+
+    def released(self, base: FloatArray, deltas: FloatArray | None = None) -> FloatArray:
+        """(rows, ORDERS) divergences of the released run, by the theorems above.
+
+        base    (rows, ORDERS) those of one run
+        deltas  (rows, ORDERS) for "poisson", δ of one run at ε = ln(1 + 1/(α − 1))
+        """
+        if deltas is None:
+            extra = ((1 - 1 / ORDERS) * base - math.log(self.gamma) / ORDERS).min(axis=1, keepdims=True)
+        else:
+            extra = self.mean * deltas
+        return np.asarray(base + extra + math.log(self.mean) / (ORDERS - 1))
 
 
 @dataclass(frozen=True)

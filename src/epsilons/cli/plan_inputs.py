@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .. import planning
-from ..accounting import ACCOUNTANTS, Selection
+from ..accounting import ACCOUNTANTS
+from ..accounting.selection import Selection
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.plan_choice import differences_from_config, plan_of
+from ..configs.plan_choice import counted_plan, differences_from_config, plan_of
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
@@ -29,10 +30,11 @@ from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
-from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
+from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, tuning, values
 from ..training.distributed import check_alone, launched_processes, process_group
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
+from ..training.tuning import Tuned
 from .init import describe
 from .options import console, show_plan, show_table
 from .plan_inputs import TrainFlags, check_trusted
@@ -126,14 +128,12 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out = console(quiet=flags.quiet or flags.as_json)
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
-    if config.privacy.select is not None:
-        raise InputError(
-            f"privacy.select is for epsilons tune {printable(file)} --grid …; to train once, leave it out."
-        )
     prepared = prepare(config, file.parent, members=members)
     folders = _folders(folder, config.training.seeds)
     chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
     plan, plan_folder = opened(chosen)
+    if plan.select is not None:
+        raise InputError(f"A selection is for epsilons tune {printable(file)} --grid …; to train once, leave it out.")
     if flags.resume:
         _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
@@ -306,6 +306,38 @@ def train_once(
         board.close(run.metrics)
     progress.on_end()
     return run, model
+
+
+def tune(file: Path, prepared: Prepared, configs: Mapping[str, Config], folder: Path) -> Tuned:
+    """Make the runs of a selection among these configs, in this folder."""
+
+    def train(candidate: str, plan: PlanFolder, run: values.RunFolder) -> nn.Module:
+        own, flags = replace(prepared, config=configs[candidate]), TrainFlags(resume=True, quiet=True)
+        return train_once(file, own, plan, Path(str(run.path)), None, flags)[1]
+
+    assert prepared.judges is not None
+    counted = counted_plan(prepared.plan(), folder)
+    return tuning.tune(counted, list(configs), train, lambda m: _right(m, prepared), held_out=prepared.judges.budgets)
+
+
+def _right(model: nn.Module, prepared: Prepared) -> Any:
+    """(held-out,) how right the model is about each held-out record or person: the mean of their rows."""
+    assert prepared.held_out is not None
+    assert prepared.judges is not None
+    inputs, targets = map(torch.from_numpy, prepared.held_out)
+    model.eval()
+    with torch.no_grad():
+        where = next(model.parameters()).device
+        outputs = torch.cat([model(part.to(where)).cpu() for part in torch.split(inputs, 1024)])
+    if prepared.classes is None:
+        rows = 1 - (outputs.reshape(-1) - targets.reshape(-1)).abs() / 2  # numbers are scaled to -1..1
+    else:
+        rows = outputs.argmax(1) == targets
+    right, person = rows.double().clamp(0, 1).numpy(), prepared.judges.person
+    if person is None:
+        return right
+    people = len(prepared.judges.budgets)
+    return np.bincount(person, right, people) / np.maximum(np.bincount(person, minlength=people), 1)
 
 
 def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, Any]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from ..configs.config_file import Setting, parse_settings, read_config
-from ..configs.plan_choice import counted_plan
-from ..configs.prepare import Prepared, prepare
+from ..configs.prepare import prepare
 from ..errors import InputError, printable
 from . import options as opt
 from .options import console, show_plan
-from .plan_inputs import RecipeFlags, TrainFlags, check_trusted, settings_of
+from .plan_inputs import check_trusted
 
 TUNE_EXAMPLES = """
 [bold]Examples[/bold]
@@ -63,49 +61,36 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
     interruption, it goes on.
     """
-    settings = list(settings_of(RecipeFlags(), flags.settings))
+    settings = [*parse_settings(flags.settings or ())]
     settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
     asked = read_config(config, settings).privacy.select
     settings.append(Setting(("privacy", "select"), flags.select or asked or DEFAULT))
-    grid = _grid(flags.grid)
-    configs = [read_config(config, [*settings, *one]) for one in grid]
-    check_trusted(
-        [name for made in configs for name in (made.model.name, made.privacy.strategy)], config.parent, flags.trust
-    )
-    if configs[0].registry is not None or configs[0].training.seeds:
+    candidates = {", ".join(f"{s.name} = {s.value}" for s in one): one for one in _grid(flags.grid)}
+    configs = {name: read_config(config, [*settings, *one]) for name, one in candidates.items()}
+    first = next(iter(configs.values()))
+    check_trusted([made.model.name for made in configs.values()] + [first.privacy.strategy], config.parent, flags.trust)
+    if first.registry is not None or first.training.seeds:
         raise InputError("A selection goes with neither [registry] nor training.seeds. Leave them out.")
     out = console(quiet=flags.quiet or flags.as_json)
-    prepared = prepare(configs[0], config.parent)
+    prepared = prepare(first, config.parent)
     plan = prepared.plan()
     show_plan(plan, out)
     if flags.dry_run:
         return
-    from ..training.tuning import tune  # torch is imported here
-    from .train_config import train_once
+    from . import train_config  # torch is imported here
 
-    folder = counted_plan(plan, flags.output or Path("runs") / f"{config.stem}-tuned")
-
-    chosen_by = {repr(one): made for one, made in zip(grid, configs, strict=True)}
-
-    def train(candidate: str, run_plan: Any, run_dir: Any) -> Any:
-        of_run = TrainFlags(resume=True, quiet=True, settings=flags.settings)
-        own = replace(prepared, config=chosen_by[candidate])
-        return train_once(config, own, run_plan, run_dir.path, None, of_run)[1]
-
-    assert prepared.judges is not None
     with out.status("Making a secret number of runs …"):
-        found = tune(
-            folder, list(chosen_by), train, lambda model: _right(model, prepared), held_out=prepared.judges.budgets
-        )
-    if found.candidate is None:
+        found = train_config.tune(config, prepared, configs, flags.output or Path("runs") / f"{config.stem}-tuned")
+    if found.path is None:
         out.print("The number of runs was drawn as 0, so there is no model. This is a result like others, and charged.")
         return
-    chosen = {one.name: one.value for one in grid[found.candidate]}
-    out.print(f"Selected: {printable(', '.join(f'{name} = {value}' for name, value in chosen.items()))}")
+    selected = list(candidates)[found.candidate or 0]
+    out.print(f"Selected: {printable(selected)}")
     out.print(f"Its share of right answers among the held-out, with noise: {found.score:.1%}")
     out.print(f"\nSaved in {printable(found.path)}/. Next: epsilons report {printable(found.path)}", soft_wrap=True)
     if flags.as_json:
-        print(json.dumps({"path": str(found.path), "selected": chosen, "score": found.score}, indent=1))
+        values = {one.name: one.value for one in candidates[selected]}
+        print(json.dumps({"path": str(found.path), "selected": values, "score": found.score}, indent=1))
 
 
 def _grid(texts: Sequence[str]) -> list[tuple[Setting, ...]]:
@@ -121,25 +106,3 @@ def _grid(texts: Sequence[str]) -> list[tuple[Setting, ...]]:
             )
         axes.append(parse_settings([f"{name}={value}" for value in values.split(",")]))
     return list(itertools.product(*axes))
-
-
-def _right(model: Any, prepared: Prepared) -> Any:
-    """(held-out,) how right the model is about each held-out record or person: the mean of their rows."""
-    import torch
-
-    assert prepared.held_out is not None
-    assert prepared.judges is not None
-    inputs, targets = map(torch.from_numpy, prepared.held_out)
-    where = next(model.parameters()).device
-    model.eval()
-    with torch.no_grad():
-        outputs = torch.cat([model(part.to(where)).cpu() for part in torch.split(inputs, 1024)])
-    if prepared.classes is None:
-        right = 1 - (outputs.reshape(-1) - targets.reshape(-1)).abs() / 2  # numbers are scaled to -1..1
-    else:
-        right = outputs.argmax(1) == targets
-    rows, person = right.double().clamp(0, 1).numpy(), prepared.judges.person
-    if person is None:
-        return rows
-    people = len(prepared.judges.budgets)
-    return np.bincount(person, rows, people) / np.maximum(np.bincount(person, minlength=people), 1)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..accounting import ACCOUNTANTS, Selection
+from ..accounting import ACCOUNTANTS
+from ..accounting.selection import Selection
 from ..data.texts import Tokens
 from ..planning import STRATEGIES, Recipe
 from ..planning.guarantee import EACH_ROW

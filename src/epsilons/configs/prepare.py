@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..accounting import Selection
+from ..accounting.selection import Selection
 from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Roster
 from ..budgets.risk import as_contract
@@ -364,12 +364,12 @@ def joined(config: Config, folder: Path, members: Members | None, with_test: boo
     return found
 
 
-def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
+def split(share: float, count: int, unit: Unit, key: str = "data.test_share") -> tuple[IntArray, IntArray]:
     """(those to hold out, those to train on), in order, of records or persons. Raises DataError if none is left."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(count)
     held = max(1, round(share * count))
     if held == count:
-        raise DataError(f"To hold out {share:g} of them leaves none of the {held:,} {unit}s to train on.")
+        raise DataError(f"{key} = {share:g} leaves none of the {held:,} {unit}s to train on.")
     return np.sort(order[:held]), np.sort(order[held:])
 
 
@@ -399,7 +399,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         train, owner, test, tested = _with_budgets(config, folder, source, chooser, sides, kept)
     scored, judges = None, None
     if config.privacy.select is not None and members is None:
-        train, owner, scored, judges = _split(train, owner, config.privacy.held_out)
+        train, owner, scored, judges = _split(train, owner, config.privacy.held_out, "privacy.held_out")
     features = _features(config, folder, train, run)
     words = (
         None if chooser is None else chooser.words,
@@ -498,12 +498,14 @@ def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDA
     return before, after, words if undated else None
 
 
-def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
+def _split(
+    source: Source, owner: Owned, share: float, key: str = "data.test_share"
+) -> tuple[Source, Owned, Source, Owned]:
     """Training and test data with their budgets. All rows of one person are on one side. Raises DataError."""
-    held, kept = split(share, len(owner.budgets), owner.budgets.unit)
+    held, kept = split(share, len(owner.budgets), owner.budgets.unit, key)
     (test_rows, tested), (rows, trained) = owner.part(held), owner.part(kept)
     if not (len(test_rows) and len(rows)):
-        raise DataError(f"To hold out {share:g} leaves no rows to train on, or none to test on.")
+        raise DataError(f"{key} = {share:g} leaves no rows to train on, or none to test on.")
     return source.subset(rows), trained, source.subset(test_rows), tested
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .. import accounting
-from ..accounting import Accountant, Selection
+from ..accounting import Accountant
 from ..accounting.calibration import noise_for, noises_for
-from ..accounting.selection import DISTRIBUTIONS, Selected
+from ..accounting.selection import DISTRIBUTIONS, Selected, Selection
 from ..budgets.budgets import Budgets
 from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
 from ..core.mechanism import IntArray, Repeated

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..accounting import DESCRIPTIONS, Selection
+from ..accounting import DESCRIPTIONS
+from ..accounting.selection import Selection
 from ..core.mechanism import Unit
 from ..errors import printable
 

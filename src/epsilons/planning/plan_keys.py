@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..accounting import Selection
 from ..accounting.filter import ORDERS
+from ..accounting.selection import Selection
 from ..core.mechanism import Groups, Unit
 from ..errors import PlanError
 from .plan_numbers import COLUMNS, Phase

@@ -14,10 +14,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..accounting import ACCOUNTANTS, Accountant, Selection
+from ..accounting import ACCOUNTANTS, Accountant
 from ..accounting.calibration import Histories, batch_epsilon, noises_for
 from ..accounting.profile import used
-from ..accounting.selection import Selected
+from ..accounting.selection import Selected, Selection
 from ..core.disclosure import has_small_cells
 from ..core.mechanism import FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
 from ..errors import BudgetExceededError, PlanError

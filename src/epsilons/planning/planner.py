@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .. import accounting
-from ..accounting import Accountant, Selection, pld, rdp
-from ..accounting.selection import Selected
+from ..accounting import Accountant, pld, rdp
+from ..accounting.selection import Selected, Selection
 from ..budgets.budgets import Budgets
 from ..core.mechanism import Repeated
 from ..errors import BudgetError, EpsilonsError, InputError, PlanError, named
@@ -174,11 +174,6 @@ def plan(
             "A plan on accounts of a registry is for one run. Reserve each run by itself: the registry adds them up, "
             "and a later run may be planned by what earlier ones released."
         )
-    if select is not None and (runs > 1 or public_shares is not None or budgets.groups.terms.ndim > 1):
-        raise PlanError(
-            "A selection has its own number of runs, and needs a public roster and budgets of (epsilon, delta): "
-            "neither declared shares, nor budgets by risk, nor accounts of a registry."
-        )
     if recipe.batch_size > budgets.records:
         raise PlanError(
             f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} "
@@ -188,13 +183,7 @@ def plan(
     if len(budgets.groups) == 1:
         function, options = uniform, {}  # one group is plain DP-SGD, to the last bit, whatever the strategy
     check_runs(runs, recipe.steps)
-    certify = accounting.accountant(accountant)
-    if runs > 1:
-        certify = Repeated(certify, int(runs))
-    if select is not None:
-        if certify not in (pld.epsilon, rdp.epsilon):
-            raise PlanError('A selection is certified by accountant="rdp", and by no other.')
-        certify = Selected(select)
+    certify = _certifier(accounting.accountant(accountant), int(runs), select)
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
     table = table_of(function, label, solved, recipe, certify, options)
@@ -202,6 +191,15 @@ def plan(
     # Nothing else of the strategy's plan is used: the accountant that was asked for certifies the phases.
     certified = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)
     return dataclasses.replace(certified, adjacency=ROSTER if public_shares is None else SHARES).verify()
+
+
+def _certifier(accountant: Accountant, runs: int, select: Selection | None) -> Accountant:
+    """The accountant of all runs together, or of a selection."""
+    if select is None:
+        return Repeated(accountant, runs) if runs > 1 else accountant
+    if runs > 1 or accountant not in (pld.epsilon, rdp.epsilon):
+        raise PlanError('A selection is certified by accountant="rdp" alone, and has its own number of runs.')
+    return Selected(select)
 
 
 def _check_options(function: Strategy, label: str, options: Mapping[str, Any]) -> None:

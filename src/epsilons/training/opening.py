@@ -291,9 +291,8 @@ def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def _of_slot(randomness: Randomness, slot: Slot | None) -> Randomness:
     """Randomness of this run alone: two runs of a plan never share a key, whatever seed or key they were given."""
-    if slot is None or slot.of == 1:
-        return randomness
-    return randomness.bound_to(f"slot {slot.number}" if slot.of else f"selection {slot.claim}")
+    name = "" if slot is None else f"slot {slot.number}" if slot.of else f"selection {slot.claim}"
+    return randomness if slot is None or slot.of == 1 else randomness.bound_to(name)
 
 
 def _settings_of(slot: Slot | None) -> dict[str, Any]:
