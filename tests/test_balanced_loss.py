@@ -13,8 +13,11 @@ import torch
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.errors import DataError, InputError, PlanError
+from epsilons import Budgets, SampledGaussian
+from epsilons.accounting import ACCOUNTANTS
+from epsilons.errors import DataError, InfeasibleBudgetError, InputError, PlanError, RunError
 from epsilons.planning import balance
+from epsilons.training.fitting.losses import balanced_loss
 from options import fit_flat
 from program import CONFIG, change, people
 from program import epsilons as command
@@ -289,3 +292,95 @@ def test_attacks_and_registries_do_not_take_a_balanced_config(folder):
     change('drop = ["id"]', "drop = []")
     change("[model]", "[registry]\nshare = 0.5\n[model]")
     command("train", "people.toml").is_refused(2, "budgets.classes does not go with [registry]")
+
+
+# -- Counts of classes that the plan charges
+
+COUNTED = Budgets([1.0, 1.0, 3.0, 3.0] * 100, delta=1e-4)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_count_of_classes_is_one_gaussian_mechanism_more_in_each_run(accountant, runs):
+    recipe = epsilons.Recipe(steps=20, batch_size=40, clip_norm=1.0)
+    plan, free = (
+        epsilons.plan(COUNTED, recipe, "scale", accountant, runs=runs, class_noise=noise) for noise in (15.0, None)
+    )
+    assert (plan.noise_multiplier > free.noise_multiplier * 1.001).all()
+    for group, spent in enumerate(plan.epsilon_spent()):
+        steps = SampledGaussian(0.1, float(plan.noise_multiplier[group]), 20 * runs)
+        whole = [steps, SampledGaussian(1.0, 15.0, runs)]
+        assert spent == pytest.approx(ACCOUNTANTS[accountant](whole, 1e-4), rel=1e-9)
+        assert list(plan.history(group)) == whole
+        assert spent <= plan.epsilons[group]
+        assert spent >= plan.epsilons[group] * 0.999
+    so_far = plan.spent_after([0])
+    assert so_far[0] >= ACCOUNTANTS[accountant]([SampledGaussian(1.0, 15.0, 1)], 1e-4) * (1 - 1e-9)
+    assert "Gaussian noise of 15 people" in plan.guarantee
+    with pytest.raises(InfeasibleBudgetError):
+        epsilons.plan(COUNTED, recipe, accountant=accountant, class_noise=2.0)
+
+
+def test_a_plan_with_counts_is_saved_and_read(tmp_path):
+    plan = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp", class_noise=15.0)
+    assert epsilons.Plan.load(plan.save(tmp_path / "plan.json")) == plan
+    assert plan.to_dict()["schema"] == 7
+    for key, value in (("class_noise", None), ("class_noise", 30.0), ("schema", 2)):
+        (tmp_path / "other.json").write_text(json.dumps(plan.to_dict() | {key: value}))
+        with pytest.raises(epsilons.EpsilonsError):
+            epsilons.Plan.load(tmp_path / "other.json")
+    for wrong in ({"select": epsilons.Selection("poisson", 3)}, {"class_noise": -1.0}):
+        with pytest.raises(PlanError):
+            epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp", **{"class_noise": 15.0, **wrong})
+
+
+def test_classes_are_counted_once_with_the_noise_that_was_charged(tmp_path):
+    plan = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp", class_noise=15.0)
+    labels = torch.arange(400) % 4 // 3  # class 1: one in four, all of them at 3
+    expected = {1.0: [200, 0], 3.0: [100, 100]}
+    draws = []
+    for seed in range(300):
+        counts = epsilons.class_counts(plan, labels, COUNTED, tmp_path / f"{seed}.json", classes=2, seed=seed)
+        assert min(min(row) for row in counts.values()) >= 1
+        draws.append([counts[1.0][0] - expected[1.0][0], *np.subtract(counts[3.0], expected[3.0])])
+    assert np.abs(np.mean(draws, axis=0)).max() < 5 * 15 / math.sqrt(300)
+    assert np.std(draws, axis=0) == pytest.approx([15.0] * 3, rel=5 / math.sqrt(600))
+    again = epsilons.class_counts(plan, 1 - labels, COUNTED, tmp_path / "0.json", classes=2, seed=7)
+    assert again[3.0][0] - 100 == draws[0][1]  # the labels are not looked at again
+    loss = balanced_loss(plan, counts)
+    assert loss(torch.zeros(2, 2), torch.tensor([0, 1])).isfinite().all()
+    other = epsilons.plan(COUNTED, epsilons.Recipe(4, 40, 1.0), accountant="rdp", class_noise=15.0)
+    with pytest.raises(RunError, match="another plan"):
+        epsilons.class_counts(other, labels, COUNTED, tmp_path / "0.json", classes=2)
+    free = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp")
+    for made, given, classes in ((free, labels, 2), (plan, labels[:7], 2), (plan, labels, 1), (plan, labels / 2, 2)):
+        with pytest.raises(epsilons.EpsilonsError):
+            epsilons.class_counts(made, given, COUNTED, tmp_path / "wrong.json", classes=classes)
+    assert not (tmp_path / "wrong.json").exists()
+
+
+def test_a_person_counts_once_however_many_rows_are_theirs(tmp_path):
+    plan = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp", class_noise=15.0)
+    persons, labels = np.arange(400), np.zeros(400, dtype=np.int64)
+    more = np.concatenate([persons, np.zeros(5000, dtype=np.int64)]), np.concatenate([labels, np.ones(5000, np.int64)])
+    both = [
+        epsilons.class_counts(plan, label, COUNTED, tmp_path / str(i), classes=2, persons=person, seed=1)
+        for i, (person, label) in enumerate(((persons, labels), more))
+    ]
+    moved = np.array([both[1][e] for e in (1.0, 3.0)]) - np.array([both[0][e] for e in (1.0, 3.0)])
+    assert 0.5 < np.linalg.norm(moved) <= 1.0 * math.sqrt(2)  # one vector of length 1 in the place of another
+    assert np.abs(moved).sum() <= 2.0
+
+
+def test_the_command_counts_once_and_trains_on_the_balanced_loss(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "people.csv").write_text(people(400))
+    config = CONFIG.replace("[training]", "[training]\nbalance = true").replace(
+        "[privacy]", "[privacy]\nclass_noise = 10.0"
+    )
+    (tmp_path / "people.toml").write_text(config)
+    assert command("train", "people.toml", "-o", "run").code == 0
+    counts = json.loads((tmp_path / "run.counts.json").read_text())["counts"]
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert settings["training"]["balance"] == [row for _, row in sorted(counts.items())]
+    assert "people of each class" in settings["guarantee"]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         mend,
     )
     from .training.fitting.fit_loop import Run
-    from .training.fitting.losses import balanced_loss
+    from .training.fitting.losses import balanced_loss, class_counts
     from .training.predicting import Predictions, Predictor
     from .training.tuning import Tuned, tune
 
@@ -71,7 +71,7 @@ _LAZY = {
         "mend",
     ),
     ".training.fitting.fit_loop": ("Run",),
-    ".training.fitting.losses": ("balanced_loss",),
+    ".training.fitting.losses": ("balanced_loss", "class_counts"),
     ".training.predicting": ("Predictions", "Predictor"),
     ".training.tuning": ("Tuned", "tune"),
 }
@@ -122,6 +122,7 @@ __all__ = [
     "advise",
     "audit",
     "balanced_loss",
+    "class_counts",
     "data",
     "errors",
     "features",

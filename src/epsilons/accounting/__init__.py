@@ -6,7 +6,7 @@ such a function wherever the name of an accountant is accepted.
 
 from __future__ import annotations
 
-from ..core.mechanism import Repeated
+from ..core.mechanism import Counted, Repeated
 from ..errors import PlanError, named
 from . import filter, pld, rdp
 from .calibration import Accountant, noise_for, rate_for
@@ -37,7 +37,7 @@ def name_of(which: Accountant) -> str:
     >>> name_of(pld.epsilon)
     'pld'
     """
-    if isinstance(which, Repeated | Selected):
+    if isinstance(which, Repeated | Selected | Counted):
         return name_of(which.accountant)
     for name, function in ACCOUNTANTS.items():
         if function is which:

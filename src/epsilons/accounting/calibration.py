@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtri
 
-from ..core.mechanism import SMALLEST_NOISE, FloatArray, IntArray, Repeated, SampledGaussian
+from ..core.mechanism import SMALLEST_NOISE, Counted, FloatArray, IntArray, Repeated, SampledGaussian
 from ..errors import InfeasibleBudgetError, PlanError
 from . import filter, pld, rdp
 from .profile import TERMS, usage
@@ -58,6 +58,11 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
     if isinstance(accountant, Repeated):
         many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
         return batch_epsilon(accountant.accountant, many, claims)
+    if isinstance(accountant, Counted):
+        count, one = accountant.mechanism, np.ones((1, len(claims)))
+        added = np.vstack([rates, one]), np.vstack([noises, count.noise_multiplier * one])
+        both = Histories(*added, (*steps, count.steps))
+        return batch_epsilon(accountant.accountant, both, claims)
     if isinstance(accountant, Selected):
         return _of_selection(accountant, histories, claims)
     function, options = _unwrapped(accountant)
@@ -142,7 +147,7 @@ def conservative(accountant: Accountant) -> Accountant:
 
 
 def _with_options(accountant: Accountant, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Accountant:
-    if isinstance(accountant, Repeated):
+    if isinstance(accountant, Repeated | Counted):
         return replace(accountant, accountant=_with_options(accountant.accountant, changed))
     function, options = _unwrapped(accountant)
     return functools.partial(pld.epsilon, **changed(options)) if function is pld.epsilon else accountant

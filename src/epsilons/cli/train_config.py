@@ -34,6 +34,7 @@ from ..training import EvalData, Performance, Private, Randomness, Records, Trai
 from ..training.distributed import check_alone, launched_processes, process_group
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
+from ..training.fitting.losses import class_counts
 from ..training.tuning import Tuned
 from .init import describe
 from .options import console, show_plan, show_table
@@ -283,7 +284,7 @@ def train_once(
                 training=Training(
                     **training.model_dump(include=FIT_KEYS),
                     class_weights=class_weights(prepared),
-                    balance=config.tied_classes if training.balance else None,
+                    balance=_balance(prepared, plan, run_dir) if training.balance else None,
                     progress=not flags.quiet,
                 ),
                 evaluation=_eval_data(prepared, plan),
@@ -306,6 +307,16 @@ def train_once(
         board.close(run.metrics)
     progress.on_end()
     return run, model
+
+
+def _balance(prepared: Prepared, plan: Plan, run_dir: Path) -> Mapping[float, Sequence[float]] | None:
+    """How tiers and classes go together: as declared, or counted once, beside the run's folder."""
+    if plan.class_noise is None:
+        return prepared.config.tied_classes
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    file, classes = run_dir.with_name(f"{run_dir.name}.counts.json"), len(prepared.classes or ())
+    labels, persons = prepared.train.targets, prepared.persons
+    return class_counts(plan, labels, prepared.budgets, file, classes=classes, persons=persons)
 
 
 def tune(file: Path, prepared: Prepared, configs: Mapping[str, Config], folder: Path) -> Tuned:

@@ -460,6 +460,7 @@ class Config(_Section):
             "budgets.shares": self.budgets.shares is not None,
             "privacy.runs": self.privacy.runs > 1,
             "privacy.select": self.privacy.select is not None,
+            "privacy.class_noise": self.privacy.class_noise is not None,
             "privacy.public_shares": self.privacy.public_shares is not None,
             "training.seeds": bool(self.training.seeds),
             "budgets.classes": self.budgets.classes is not None,
@@ -503,8 +504,11 @@ class Config(_Section):
                 raise ValueError(f"budgets.classes has {tier!r}, which is no tier; its keys are those of budgets.tiers")
             if not set(row) <= set(classes):
                 raise ValueError(f"budgets.classes has {', '.join(row)}, and not all of them are in data.classes")
-        if self.training.balance and (tied is None or self.training.loss != "cross_entropy"):
-            raise ValueError('training.balance needs budgets.classes, and training.loss = "cross_entropy"')
+        known = (tied is None) != (self.privacy.class_noise is None)
+        if self.training.balance and not (known and self.training.loss == "cross_entropy"):
+            raise ValueError(
+                'training.balance needs budgets.classes or privacy.class_noise, and training.loss = "cross_entropy"'
+            )
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -182,6 +182,9 @@ class PrivacySection(_Section):
     poisson:10 ([Tuning](tuning.md#private-selection))."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """The part of the people that `epsilons tune` does not train on: the runs are scored on them, with noise."""
+    class_noise: Positive | None = None
+    """In place of `budgets.classes`, for `training.balance`: the classes in each tier are counted once, with noise of
+    this standard deviation in people. The plan charges it."""
     public_shares: dict[str, Positive] | None = None
     """Shares declared as NOT derived from these data. This also protects presence."""
     public_records: Annotated[int, Field(ge=1)] | None = None

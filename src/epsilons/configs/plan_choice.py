@@ -12,7 +12,8 @@ from ..planning import Plan
 from .prepare import Prepared
 
 #: What the runs of one plan have in common, besides the numbers that were computed.
-COMMON = ("strategy", "options", "accountant", "adjacency", "runs", "select", "steps", "batch_size", "groups")
+_PRIVACY = ("strategy", "options", "accountant", "adjacency", "runs", "select", "class_noise")
+COMMON = (*_PRIVACY, "steps", "batch_size", "groups")
 #: Another version of a library may move the last digits of a computed plan.
 OTHER_VERSIONS = 1e-3
 

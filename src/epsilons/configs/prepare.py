@@ -315,6 +315,7 @@ def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | N
         privacy.accountant if budgets.groups.starts is None else "filter",  # the only one that adds up over runs
         runs=privacy.runs,
         select=None if privacy.select is None else Selection.of(privacy.select),
+        class_noise=privacy.class_noise,
         public_shares=shares,
         public_records=privacy.public_records,
         **({} if strategy else strategy_options(privacy.options)),

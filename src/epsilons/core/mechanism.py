@@ -200,3 +200,27 @@ class Repeated:
 
     def __call__(self, history: Sequence[SampledGaussian], delta: float) -> float:
         return self.accountant([replace(part, steps=part.steps * self.runs) for part in history], delta)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """epsilon(history, delta) of runs that also release how often each class occurs in each group, with noise.
+
+    A member of a group adds a vector no longer than 1 to its counts: one Gaussian mechanism beside those of training.
+
+    accountant  a function (history, delta) -> epsilon
+    noise       standard deviation of the noise, in people
+    runs        number of such counts
+    """
+
+    accountant: Callable[[Sequence[SampledGaussian], float], float]
+    noise: float
+    runs: int = 1
+
+    @property
+    def mechanism(self) -> SampledGaussian:
+        """What a member of a group goes through. Raises PlanError for noise that is not positive."""
+        return SampledGaussian(1.0, self.noise, self.runs)
+
+    def __call__(self, history: Sequence[SampledGaussian], delta: float) -> float:
+        return self.accountant([*history, self.mechanism], delta)

@@ -134,6 +134,7 @@ def words(
     on_accounts: bool = False,
     by_risk: bool = False,
     select: Selection | None = None,
+    class_noise: float | None = None,
     run: OfRun | None = None,
 ) -> str:
     """The guarantee of a plan, or of a run of it.
@@ -143,11 +144,14 @@ def words(
     on_accounts  True if the plan was made on accounts of a registry
     by_risk      True if tiers declare limits beside (epsilon, delta)
     select       how the run that is released is selected; None without a selection
+    class_noise  noise of the counts of classes that are charged with the steps; None without counts
     """
     randomness, features, person, registry = run or OfRun()
     scope, releases, public_runs, uncovered, length = (
         _of_runs(runs, steps, unit) if select is None else _of_selection(select, steps, unit)
     )
+    if class_noise is not None:
+        releases += f", how many people of each class each tier has (with Gaussian noise of {class_noise:g} people),"
     if on_accounts:
         scope, releases, uncovered = _of_registry(registry)
         length += ", after all that was charged before"

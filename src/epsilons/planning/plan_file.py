@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
 SCHEMA = 7
-#: Of plans of a selection: an older reader would take their epsilons for those of one run.
+#: Of plans of a selection, or with counts of classes: an older reader would take their epsilons for those of one run.
 SCHEMA_OF_SELECTIONS = 7
 #: Of plans of budgets by risk: an older reader would forget what they declare. Of plans on accounts of a registry: it
 #: would forget what was spent before.
@@ -78,7 +78,7 @@ def _risks(plan: PlanNumbers) -> list[dict[str, float]]:
 
 
 def _schema(plan: PlanNumbers) -> int:
-    if plan.select is not None:
+    if plan.select is not None or plan.class_noise is not None:
         return SCHEMA_OF_SELECTIONS
     if plan.groups.limits is not None:
         return SCHEMA_OF_RISKS
@@ -90,8 +90,11 @@ def _schema(plan: PlanNumbers) -> int:
 
 
 def _several(plan: PlanNumbers) -> dict[str, Any]:
-    """Several runs or a selection, and the unit of persons. Plans of one run over records have had no such key."""
-    runs = {"runs": plan.runs} if plan.runs > 1 else {} if plan.select is None else {"select": str(plan.select)}
+    """Several runs, a selection or counts, and the unit of persons. Older plans of one run have no such key."""
+    runs: dict[str, Any] = (
+        {"runs": plan.runs} if plan.runs > 1 else {} if plan.select is None else {"select": str(plan.select)}
+    )
+    runs |= {} if plan.class_noise is None else {"class_noise": plan.class_noise}
     return {**runs, "unit": plan.unit} if plan.unit == "person" else runs
 
 
@@ -182,9 +185,11 @@ def read(path: Path) -> tuple[PlanFile, bool]:
         for own, name, says in (
             (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
             (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
-            (SCHEMA_OF_SELECTIONS, "select", "how a run is selected"),
+            (SCHEMA_OF_SELECTIONS, "added", "how a run is selected, or what is counted"),
         ):
-            if (schema == own) != any(getattr(part, name, None) is not None for part in (file, *file.groups)):
+            is_there = any(getattr(part, name, None) is not None for part in (file, *file.groups))
+            within = (own, SCHEMA_OF_SELECTIONS) if own == SCHEMA_OF_RISKS else (own,)
+            if (schema == own and not is_there) or (schema not in within and is_there):
                 raise PlanError(
                     f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
                     "a new plan with epsilons plan."

@@ -75,9 +75,15 @@ class PlanFile(_Strict):
     runs: Count = 1
     unit: Unit = "record"
     select: str | None = None
+    class_noise: Positive | None = None
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     digest: str | None = None
+
+    @property
+    def added(self) -> object:
+        """What plans of schema 7 have, and no others."""
+        return self.class_noise if self.select is None else self.select
 
     def fields(self) -> dict[str, Any]:
         """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
@@ -86,7 +92,7 @@ class PlanFile(_Strict):
         for phase in self.phases:
             columns = {name: _column(phase.groups, name) for name in COLUMNS}
             phases.append(Phase(phase.steps, **columns, noise_std=phase.noise_std, expected_batch=phase.expected_batch))
-        same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
+        same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit", "class_noise")
         groups = Groups(epsilons, deltas, records, self._starts(), self._limits())
         select = None if self.select is None else Selection.of(self.select)
         return {"groups": groups, "phases": phases, "select": select} | {name: getattr(self, name) for name in same}

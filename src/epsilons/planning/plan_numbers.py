@@ -19,7 +19,7 @@ from ..accounting.calibration import Histories, batch_epsilon, noises_for
 from ..accounting.profile import used
 from ..accounting.selection import Selected, Selection
 from ..core.disclosure import has_small_cells
-from ..core.mechanism import FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
+from ..core.mechanism import Counted, FloatArray, Groups, IntArray, SampledGaussian, Unit, read_only
 from ..errors import BudgetExceededError, PlanError
 from . import guarantee
 
@@ -213,6 +213,8 @@ class PlanNumbers:
     unit           "record", or "person": groups count persons, each of them drawn and clipped with all their rows
     select         how many runs are made in secret, of which the best is released; the epsilons are those of the whole
                    selection. None without one
+    class_noise    noise of the counts of classes in each group that each run may release (`class_counts`), in people;
+                   the epsilons include them. None without counts
     accountant_fn  the accountant's function; may be left out if `accountant` is a name in ACCOUNTANTS, and is then
                    always the function of that name
     """
@@ -228,6 +230,7 @@ class PlanNumbers:
     runs: int = 1
     unit: Unit = "record"
     select: Selection | None = None
+    class_noise: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(self.phases))
@@ -294,7 +297,9 @@ class PlanNumbers:
 
     @property
     def certify(self) -> Accountant:
-        """The accountant of all that the plan allows: of a selection, of the run that is released."""
+        """The accountant of a run: with the counts of classes, and of a selection, of the run that is released."""
+        if self.class_noise is not None:
+            return Counted(self.accountant_fn, self.class_noise, self.runs)
         return self.accountant_fn if self.select is None else Selected(self.select)
 
     @cached_property
@@ -415,7 +420,8 @@ class PlanNumbers:
 
     def history(self, group: int) -> tuple[SampledGaussian, ...]:
         """What a group goes through in all runs."""
-        phases = (phase.history(group) for phase in self.phases)
+        phases = [phase.history(group) for phase in self.phases]
+        phases += [] if self.class_noise is None else [SampledGaussian(1.0, self.class_noise, 1)]
         return tuple(replace(one, steps=self.runs * one.steps) for one in phases)
 
     @cached_property
@@ -471,5 +477,6 @@ class PlanNumbers:
             on_accounts=self.groups.starts is not None,
             by_risk=self.groups.limits is not None,
             select=self.select,
+            class_noise=self.class_noise,
             run=guarantee.OfRun(randomness, features, person, registry),
         )

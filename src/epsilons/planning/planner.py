@@ -16,7 +16,7 @@ from .. import accounting
 from ..accounting import Accountant, pld, rdp
 from ..accounting.selection import Selected, Selection
 from ..budgets.budgets import Budgets
-from ..core.mechanism import Repeated
+from ..core.mechanism import Counted, Repeated
 from ..errors import BudgetError, EpsilonsError, InputError, PlanError, named
 from .plan_numbers import ROSTER, SHARES, Recipe, check_runs
 from .plans import Plan
@@ -132,6 +132,7 @@ def plan(
     *,
     runs: int = 1,
     select: Selection | None = None,
+    class_noise: float | None = None,
     public_shares: Mapping[float, float] | Mapping[str, float] | None = None,
     public_records: int | None = None,
     **options: Any,
@@ -147,6 +148,8 @@ def plan(
     select          a secret number of runs, of which only the best by a private score is released, in place of runs:
                     every group uses up its budget with the whole selection. It is certified by "rdp", and `tune` makes
                     the runs
+    class_noise     lets each run count the classes in each tier, with noise of this standard deviation in people
+                    (`class_counts`), for `balanced_loss`; it is charged like a step
     public_shares   {epsilon: share} that you declare and did not derive from these data; of budgets by risk,
                     {tier: share}
     public_records  the declared number of records (or persons). With both, the plan follows from the declared numbers
@@ -183,7 +186,7 @@ def plan(
     if len(budgets.groups) == 1:
         function, options = uniform, {}  # one group is plain DP-SGD, to the last bit, whatever the strategy
     check_runs(runs, recipe.steps)
-    certify = _certifier(accounting.accountant(accountant), int(runs), select)
+    certify = _certifier(accounting.accountant(accountant), int(runs), select, class_noise)
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
     table = table_of(function, label, solved, recipe, certify, options)
@@ -193,10 +196,13 @@ def plan(
     return dataclasses.replace(certified, adjacency=ROSTER if public_shares is None else SHARES).verify()
 
 
-def _certifier(accountant: Accountant, runs: int, select: Selection | None) -> Accountant:
-    """The accountant of all runs together, or of a selection."""
+def _certifier(accountant: Accountant, runs: int, select: Selection | None, class_noise: float | None) -> Accountant:
+    """The accountant of all runs together with their counts, or of a selection."""
     if select is None:
-        return Repeated(accountant, runs) if runs > 1 else accountant
+        counted = accountant if class_noise is None else Counted(accountant, float(class_noise), runs)
+        return Repeated(counted, runs) if runs > 1 else counted
+    if class_noise is not None:
+        raise PlanError("A selection counts no classes: declare them.")
     if runs > 1 or accountant not in (pld.epsilon, rdp.epsilon):
         raise PlanError('A selection is certified by accountant="rdp" alone, and has its own number of runs.')
     return Selected(select)

@@ -16,7 +16,7 @@ from ..accounting import Accountant, name_of
 from ..accounting.selection import Selected
 from ..budgets.budgets import Budgets
 from ..core.files import write_json
-from ..core.mechanism import Repeated
+from ..core.mechanism import Counted, Repeated
 from ..errors import EpsilonsWarning, PlanError
 from . import display, plan_file
 from .plan_numbers import ROSTER, Phase, PlanNumbers, Recipe
@@ -43,13 +43,15 @@ class Plan(PlanNumbers):
         strategy: str,
         options: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """The plan that a strategy returns: these phases, for these budgets and the accountant's runs or selection."""
+        """The plan that a strategy returns: these phases, for these budgets and all that the accountant counts."""
+        base = accountant.accountant if isinstance(accountant, Repeated | Selected) else accountant
         return cls(
             strategy=strategy,
             options=dict(options or {}),
             accountant=name_of(accountant),
-            accountant_fn=accountant.accountant if isinstance(accountant, Repeated | Selected) else accountant,
+            accountant_fn=base.accountant if isinstance(base, Counted) else base,
             runs=accountant.runs if isinstance(accountant, Repeated) else 1,
+            class_noise=base.noise if isinstance(base, Counted) else None,
             select=accountant.select if isinstance(accountant, Selected) else None,
             adjacency=ROSTER,
             batch_size=float(recipe.batch_size),

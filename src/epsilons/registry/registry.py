@@ -244,8 +244,10 @@ class Registry:
             raise RegistryError(
                 "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
             )
-        if plan.runs > 1 or plan.select is not None:
-            raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
+        if plan.runs > 1 or plan.select is not None or plan.class_noise is not None:
+            raise RegistryError(
+                "This plan is for several runs, or counts classes. Reserve each run by itself: they are added up there."
+            )
         roster = Roster(accounts.numbers, budgets.group)
         self.reserve_table(run, table_of(plan), roster, kind=kind, project=project)
         return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...errors import DataError, InputError, named
+from ...budgets.budgets import Budgets
+from ...core.files import write_json
+from ...draws.randomness import Randomness as Source
+from ...errors import DataError, InputError, PlanError, RunError, named
+from ...ledger.run_folder import RunFolder
 from ...planning import Plan, balance
 from .. import validation
 from .evaluation import Loss
@@ -67,8 +73,8 @@ def balanced_loss(plan: Plan, classes: Mapping[float, Sequence[float]]) -> nn.Mo
 
     plan     the plan of the run
     classes  {epsilon: one number per class}: how the people with this budget divide into the classes, as counts or
-             shares; each row counts relative to its own sum. Declare them without looking at the data: numbers that
-             were counted there are not covered by the guarantee
+             shares; each row counts relative to its own sum. Declare them without looking at the data, or take those
+             of `class_counts`, which the plan charges: other counts of the data are not covered by the guarantee
 
     It is the cross entropy of logits to which `planning.balance(plan, classes).shift` was added: a function of one
     record and of constants, so rates, noise and epsilons stay those of the plan. Use it in training alone, and predict
@@ -84,6 +90,52 @@ def balanced_loss(plan: Plan, classes: Mapping[float, Sequence[float]]) -> nn.Mo
     torch.Size([4])
     """
     return _Balanced(torch.from_numpy(balance(plan, classes).shift).float())
+
+
+def class_counts(
+    plan: Plan,
+    labels: Any,
+    budgets: Budgets,
+    file: str | Path,
+    *,
+    classes: int,
+    persons: Any = None,
+    seed: int | None = None,
+) -> dict[float, list[float]]:
+    """How the people with each budget divide into the classes, counted once, with the noise that the plan charges.
+
+    plan     a plan with `class_noise`, whose epsilons include this count
+    labels   (records,) the class of each record, from 0
+    file     keeps the result. A second call returns it, because a second count would not be charged: each run of a plan
+             for several has a file of its own
+    persons  (records,) each record's person, as a position in the budgets; each person then counts once, divided among
+             the classes of their records
+    seed     makes the noise repeatable, and gives no guarantee to a person who knows it
+
+    Returns what `balanced_loss` and `Training(balance=…)` take; no count is below 1. Raises PlanError for a plan that
+    charges no counts, InputError for labels that are no classes, RunError for a file of another plan.
+    """
+    path = Path(file)
+    if plan.class_noise is None or plan.groups != budgets.groups:
+        raise PlanError("Classes are counted under a plan of these budgets that charges it: plan(…, class_noise=20.0).")
+    if not path.exists():
+        label = np.asarray(labels).reshape(-1)
+        person = np.arange(len(budgets)) if persons is None else np.asarray(persons)
+        if len(person) != len(label) or person.max(initial=-1) >= len(budgets) or label.dtype.kind not in "iu":
+            raise InputError("class_counts needs one whole number as label, and one person, for each record.")
+        if label.min(initial=0) < 0 or label.max(initial=0) >= classes:
+            raise InputError(f"Labels must be from 0 to {classes - 1}, the number of classes less 1.")
+        part = 1.0 / np.bincount(person, minlength=len(budgets))[person]
+        table = np.zeros((len(plan.groups), classes))
+        np.add.at(table, (budgets.group[person], label), part)
+        noise = Source.fresh(seed).stream("class counts").normals(table.size).reshape(table.shape)
+        noisy = np.maximum(table + plan.class_noise * noise, 1.0)
+        rows = {str(epsilon): noisy[plan.epsilons == epsilon].sum(0).tolist() for epsilon in plan.epsilons.tolist()}
+        write_json(path, {"plan": plan.digest, "counts": rows})
+    found = RunFolder.read_json(path)
+    if found.get("plan") != plan.digest:
+        raise RunError(f"{path} holds counts under another plan. Each run has a file of its own.")
+    return {float(epsilon): row for epsilon, row in found["counts"].items()}
 
 
 class Losses(nn.Module):
