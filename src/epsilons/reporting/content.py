@@ -107,6 +107,7 @@ class Content:
     runs        None for the only run of a plan, on all of its records
     membership  the latest attack on membership; internal only
     registry    id of the registry that the run is charged to; None for a run on its own
+    balanced    True if it was trained with the balanced loss
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
     """
@@ -132,6 +133,7 @@ class Content:
     publish: tuple[str, ...]
     origins: Origins
     accuracy: Evaluation | None
+    balanced: bool
     audited: Audited | None
     membership: MembershipResult | None = None
     roster_runs: RosterRuns | None = None
@@ -203,6 +205,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         tested=population.tested(settings.eval_data, bool(record.metrics), by_person, release),
         withdrawal=population.withdrawal(plan, unit, settings.registry_id),
         accuracy=accuracy,
+        balanced=settings.training.balance is not None,
         guarantee=promised if release else settings.guarantee or promised,
         not_covered=sentences.not_covered(plan, is_private, is_seeded, is_suppressed, stated.read_off),
         made_with=_made_with(record, release, is_suppressed),
