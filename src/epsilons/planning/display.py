@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..core.disclosure import (
     has_small_cells,
     how_many,
     of_unit,
+    risk_of,
 )
 from ..errors import PlanError, printable
 from .plan_numbers import Phase, PlanNumbers
@@ -131,23 +133,58 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
         for i, phase in enumerate(plan.phases, start=1)
     ]
-    return tables if plan.groups.limits is None else [*tables, (RISKS, _limits_table(plan))]
+    if plan.groups.limits is None:
+        return tables
+    rows = [
+        [number(epsilon), f"{count:,}", *(limits.cells if limits else [])]
+        for epsilon, count, limits in zip(
+            plan.epsilons, plan.counts, (limits_of(plan, group) for group in range(len(plan.groups))), strict=True
+        )
+    ]
+    return [*tables, (RISKS, ([promised(plan), f"{plan.unit}s", *LIMITS], rows))]
 
 
-def _limits_table(plan: PlanNumbers) -> Table:
-    """What each tier declares beside (epsilon, delta), and the certified values, rounded up within it."""
-    headers = [promised(plan), f"{plan.unit}s", "right of 100", "certified", "TPR at FPR", "certified"]
-    rows = []
-    for epsilon, count, limits, certified in zip(
-        plan.epsilons, plan.counts, plan.groups.declared.values(), plan.certified_limits, strict=True
-    ):
-        (advantage, rate, power), (reached, found) = limits, certified
-        right, odds = ("–", "–"), 50 * (1 + advantage)
-        if math.isfinite(advantage):
-            right = number(odds), rounded_spend(50 * (1 + reached), odds)
-        by_rate = ("–", "–") if math.isinf(power) else (f"{power:g} at {rate:g}", rounded_spend(found, power))
-        rows.append([number(epsilon), f"{count:,}", *right, *by_rate])
-    return headers, rows
+#: The headers of `Limits.cells`.
+LIMITS = ("right of 100", "certified", "TPR at FPR", "certified")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tier declares beside (epsilon, delta), and what is certified of it; None where it declares or shows none.
+
+    right, right_certified  at most so many of 100 guesses are right, at even odds
+    tpr, tpr_certified      the largest true-positive rate at the false-positive rate at_fpr
+    """
+
+    right: float | None
+    right_certified: float | None
+    at_fpr: float | None
+    tpr: float | None
+    tpr_certified: float | None
+
+    @property
+    def cells(self) -> list[str]:
+        """Four cells; what is certified is rounded up, within what is declared."""
+        by_rate = None if self.tpr is None else f"{self.tpr:g} at {self.at_fpr:g}"
+        declared = (None if self.right is None else number(self.right), self.right, self.right_certified)
+        return [
+            cell
+            for words, most, reached in (declared, (by_rate, self.tpr, self.tpr_certified))
+            for cell in (words or "–", "–" if most is None or reached is None else rounded_spend(reached, most))
+        ]
+
+
+def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> Limits | None:
+    """The limits of one group; None for budgets that are not by risk. is_suppressed: leave out what is certified"""
+    if plan.groups.limits is None:
+        return None
+    advantage, rate, power = plan.groups.limits[group].tolist()
+    reached, found = (None, None) if is_suppressed else plan.certified_limits[group].tolist()
+    by_odds = (50 * (1 + advantage), None if reached is None else 50 * (1 + reached))
+    return Limits(
+        *(by_odds if math.isfinite(advantage) else (None, None)),
+        *((rate, power, found) if math.isfinite(power) else (None, None, None)),
+    )
 
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
@@ -159,7 +196,7 @@ def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     groups = zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
     return headers, [
         [
-            number(epsilon),
+            number(epsilon) + risk_of(plan.groups, group),
             number(delta),
             f"{count:,}",
             rounded_spend(spent, epsilon),
@@ -186,7 +223,8 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
     rows = []
     for group, epsilon in enumerate(first.epsilons):
         pairs = [(rounded_spend(plan.epsilon_spent()[group], epsilon), number(plan.influence[group])) for plan in plans]
-        rows.append([number(epsilon), f"{first.counts[group]:,}", *(cell for pair in pairs for cell in pair)])
+        name = number(epsilon) + risk_of(first.groups, group)
+        rows.append([name, f"{first.counts[group]:,}", *(cell for pair in pairs for cell in pair)])
     return headers, rows
 
 
@@ -199,8 +237,13 @@ def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
         return headers, [[*first_cells(row), bound if begun else "0", bound] for row, bound in bounds]
     columns = (plan.epsilons, plan.counts, plan.spent_after(charged), plan.epsilon_spent())
     return headers, [
-        [number(epsilon), f"{count:,}", rounded_spend(so_far, epsilon), rounded_spend(total, epsilon)]
-        for epsilon, count, so_far, total in zip(*columns, strict=True)
+        [
+            number(epsilon) + risk_of(plan.groups, group),
+            f"{count:,}",
+            rounded_spend(so_far, epsilon),
+            rounded_spend(total, epsilon),
+        ]
+        for group, (epsilon, count, so_far, total) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -219,9 +262,9 @@ def first_cells(row: DisplayRow) -> list[str]:
 
 def spent_bound(plan: PlanNumbers, row: DisplayRow) -> str:
     """A bound on the epsilon a row spends that follows from its budget alone; 0 if it is never drawn."""
-    if row.merged:
+    if row.epsilon is None:
         return "≤ budget"
-    return f"≤ {row.label}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
+    return f"≤ {number(row.epsilon)}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
 
 
 def _records(row: DisplayRow) -> str:

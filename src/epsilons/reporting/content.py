@@ -20,7 +20,7 @@ from ..accounting import DESCRIPTIONS
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_json import RunSettings
-from ..planning import Plan, risk_profile
+from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
 from . import population, sentences
@@ -73,6 +73,7 @@ class Group:
     """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
 
     right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
+    limits         declared and certified limits of a tier by risk; None for other budgets, and for merged rows
     """
 
     label: str
@@ -86,6 +87,7 @@ class Group:
     epsilon_spent: float | None
     charged: float | None
     right_guesses: int | None
+    limits: display.Limits | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +280,7 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
             epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
             charged=None if is_suppressed else float(charged[row.groups].max()),
             right_guesses=right,
+            limits=None if row.merged else display.limits_of(record.plan, row.groups.start, is_suppressed),
         )
         groups.append(group)
     return tuple(groups)
