@@ -241,9 +241,9 @@ def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
 def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) -> DisplayRow:
     low, high = float(groups.epsilons[span.start]), float(groups.epsilons[span.stop - 1])
     alone = span.stop - span.start == 1
-    deltas, tier = np.unique(groups.deltas[span]), tier_of(tiers, low) if alone else None
+    deltas, tier = np.unique(groups.deltas[span]), tier_of(tiers, low if alone else None)
     return DisplayRow(
-        label=f"{low:.5g}{'' if tier else risk_of(groups, span.start)}" if alone else f"{low:.5g} to {high:.5g}",
+        label=_of_group(groups, span.start, tier) if alone else f"{low:.5g} to {high:.5g}",
         tier=tier,
         epsilon=low if alone else None,
         at_least=low,
@@ -261,14 +261,14 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     is_large = groups.counts >= SMALLEST_SHOWN
     low = float(groups.epsilons[first]) if is_large[first] else None
     alone = first == last and low is not None
-    tier = tier_of(tiers, low) if alone and low is not None else None
+    tier = tier_of(tiers, low if alone else None)
     bound = float(groups.epsilons[last]) if is_large[last] else rounded_up(float(groups.epsilons[last]))
     above = math.inf if looser is None or looser.at_least is None else looser.at_least
     high = None if records < SMALLEST_SHOWN else bound if is_large[last] else min(bound, above)
     if high is None:
         label = "all"
     elif low is not None:
-        label = f"{low:.5g}{'' if tier else risk_of(groups, first)}" if alone else f"{low:.5g} to {high:.5g}"
+        label = _of_group(groups, first, tier) if alone else f"{low:.5g} to {high:.5g}"
     else:
         label = f"below {high:.5g}" if high == above and not is_large[last] else f"≤ {high:.5g}"
     return DisplayRow(
@@ -283,7 +283,11 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     )
 
 
-def tier_of(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+def _of_group(groups: Groups, group: int, tier: str | None) -> str:
+    return f"{groups.epsilons[group]:.5g}" + ("" if tier else risk_of(groups, group))
+
+
+def tier_of(tiers: Mapping[str, float] | None, epsilon: float | None) -> str | None:
     """The name of the tier with this epsilon; None if there is none."""
     names = [name for name, value in (tiers or {}).items() if value == epsilon]
     return " / ".join(names) or None

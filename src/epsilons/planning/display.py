@@ -133,58 +133,50 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
         for i, phase in enumerate(plan.phases, start=1)
     ]
-    if plan.groups.limits is None:
-        return tables
-    rows = [
-        [number(epsilon), f"{count:,}", *(limits.cells if limits else [])]
-        for epsilon, count, limits in zip(
-            plan.epsilons, plan.counts, (limits_of(plan, group) for group in range(len(plan.groups))), strict=True
-        )
-    ]
-    return [*tables, (RISKS, ([promised(plan), f"{plan.unit}s", *LIMITS], rows))]
-
-
-#: The headers of `Limits.cells`.
-LIMITS = ("right of 100", "certified", "TPR at FPR", "certified")
+    if plan.groups.limits is not None:
+        headers = [promised(plan), f"{plan.unit}s", "limit", "declared", "certified"]
+        columns = enumerate(zip(plan.epsilons, plan.counts, strict=True))
+        rows = [
+            [number(epsilon), f"{count:,}", *limit.cells]
+            for group, (epsilon, count) in columns
+            for limit in limits_of(plan, group)
+        ]
+        tables.append((RISKS, (headers, rows)))
+    return tables
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a tier declares beside (epsilon, delta), and what is certified of it; None where it declares or shows none.
+class Limit:
+    """What a tier by risk declares beside (epsilon, delta), and what the plan certifies of it.
 
-    right, right_certified  at most so many of 100 guesses are right, at even odds
-    tpr, tpr_certified      the largest true-positive rate at the false-positive rate at_fpr
+    what       "right of 100": at most so many of 100 guesses are right, at even odds; "TPR": the largest
+               true-positive rate
+    at_fpr     of a true-positive rate: at this false-positive rate; else None
+    declared   by the tier
+    certified  of the plan; None where it is not shown
     """
 
-    right: float | None
-    right_certified: float | None
+    what: str
     at_fpr: float | None
-    tpr: float | None
-    tpr_certified: float | None
+    declared: float
+    certified: float | None
 
     @property
     def cells(self) -> list[str]:
-        """Four cells; what is certified is rounded up, within what is declared."""
-        by_rate = None if self.tpr is None else f"{self.tpr:g} at {self.at_fpr:g}"
-        declared = (None if self.right is None else number(self.right), self.right, self.right_certified)
-        return [
-            cell
-            for words, most, reached in (declared, (by_rate, self.tpr, self.tpr_certified))
-            for cell in (words or "–", "–" if most is None or reached is None else rounded_spend(reached, most))
-        ]
+        """In print: what is limited, what is declared, and what is certified, rounded up within it."""
+        what = self.what if self.at_fpr is None else f"{self.what} at FPR {self.at_fpr:g}"
+        certified = "–" if self.certified is None else rounded_spend(self.certified, self.declared)
+        return [what, number(self.declared), certified]
 
 
-def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> Limits | None:
-    """The limits of one group; None for budgets that are not by risk. is_suppressed: leave out what is certified"""
+def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> tuple[Limit, ...]:
+    """The limits of one group; () for budgets that are not by risk. is_suppressed: leave out what is certified"""
     if plan.groups.limits is None:
-        return None
+        return ()
     advantage, rate, power = plan.groups.limits[group].tolist()
     reached, found = (None, None) if is_suppressed else plan.certified_limits[group].tolist()
-    by_odds = (50 * (1 + advantage), None if reached is None else 50 * (1 + reached))
-    return Limits(
-        *(by_odds if math.isfinite(advantage) else (None, None)),
-        *((rate, power, found) if math.isfinite(power) else (None, None, None)),
-    )
+    odds = Limit("right of 100", None, 50 * (1 + advantage), None if reached is None else 50 * (1 + reached))
+    return tuple(one for one in (odds, Limit("TPR", rate, power, found)) if math.isfinite(one.declared))
 
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:

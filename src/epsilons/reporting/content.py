@@ -73,7 +73,7 @@ class Group:
     """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
 
     right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
-    limits         declared and certified limits of a tier by risk; None for other budgets, and for merged rows
+    limits         declared and certified limits of a tier by risk; () for other budgets, and for merged rows
     """
 
     label: str
@@ -87,7 +87,7 @@ class Group:
     epsilon_spent: float | None
     charged: float | None
     right_guesses: int | None
-    limits: display.Limits | None
+    limits: tuple[display.Limit, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
             epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
             charged=None if is_suppressed else float(charged[row.groups].max()),
             right_guesses=right,
-            limits=None if row.merged else display.limits_of(record.plan, row.groups.start, is_suppressed),
+            limits=() if row.merged else display.limits_of(record.plan, row.groups.start, is_suppressed),
         )
         groups.append(group)
     return tuple(groups)

@@ -53,7 +53,7 @@ class Tier:
     spent: str
     right: int | None
     sentence: str | None
-    limits: display.Limits | None
+    limits: tuple[display.Limit, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             sentence=None
             if right is None
             else risk_profile.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
-            limits=None if row.merged else display.limits_of(plan, row.groups.start, is_suppressed),
+            limits=() if row.merged else display.limits_of(plan, row.groups.start, is_suppressed),
         )
         for row, right in zip(rows, rights, strict=True)
     )

@@ -330,14 +330,13 @@ def last_evaluation(
     overall, classes = _overall(last, eval_data.records), _classes(last, eval_data.classes)
     groups, by_class = _groups(last.per_group, rows), last.per_class_group if last.per_group else None
     cells = tuple(_groups(of_class, rows) for of_class in by_class or ())
-    suppressed = {}
+    suppressed: dict[str, str] = {}
     if release:
         if _is_small(overall, [overall]):
             return None, {"accuracy": SMALL_SUPPRESSED}
-        lines = [*zip(classes, cells, strict=False), *zip(groups, zip(*cells, strict=True), strict=False)]
-        if any(_is_small(*line) for line in lines):
-            cells, suppressed["accuracy_per_class_and_group"] = (), SMALL_SUPPRESSED
         # A single small cell could be computed from the total, so the whole table is suppressed.
+        if any(map(_is_small, (*classes, *groups), (*cells, *zip(*cells, strict=True)))):
+            cells, suppressed["accuracy_per_class_and_group"] = (), SMALL_SUPPRESSED
         if _is_small(overall, classes):
             classes, suppressed["accuracy_per_class"] = (), SMALL_SUPPRESSED
         if _is_small(overall, groups):

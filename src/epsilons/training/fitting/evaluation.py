@@ -260,18 +260,24 @@ class _Outcomes:
             return {} if kept is None or targets is None else of_numbers(kept, targets, eval_data.scale)
         hits = torch.cat(self._right).double()
         row: dict[str, Any] = {"accuracy": float(hits.mean())}
-        if hits.ndim == 1 and targets is not None:
+        if hits.ndim > 1:
+            return row
+        if targets is not None:
             row["per_class"] = _tallies(hits, torch.from_numpy(targets), self._classes)
             row |= of_classes(row["per_class"])
             row["auc"] = None if kept is None else mean_auc(kept, targets)
-        if hits.ndim == 1 and eval_data.groups is not None:
+        if eval_data.groups is not None:
             groups, count = torch.from_numpy(eval_data.groups), max(count, int(eval_data.groups.max(initial=-1)) + 1)
             row["per_group"] = _tallies(hits, groups, count)
-            if targets is not None and 0 < self._classes * count <= MOST_CELLS:
-                both = torch.where(groups < 0, -1, torch.from_numpy(targets) * count + groups)
-                cells = _tallies(hits, both, self._classes * count)
-                row["per_class_group"] = [cells[at : at + count] for at in range(0, len(cells), count)]
+            if targets is not None:
+                row |= self._crossed(hits, torch.from_numpy(targets), groups, count)
         return row
+
+    def _crossed(self, hits: Tensor, targets: Tensor, groups: Tensor, count: int) -> dict[str, Any]:
+        if not 0 < self._classes * count <= MOST_CELLS:
+            return {}
+        cells = _tallies(hits, torch.where(groups < 0, -1, targets * count + groups), self._classes * count)
+        return {"per_class_group": [cells[at : at + count] for at in range(0, len(cells), count)]}
 
 
 def _tallies(hits: Tensor, labels: Tensor, count: int) -> list[list[int]]:
