@@ -106,6 +106,7 @@ MEASURED = {
         "per_group": [[30, 40], [80, 100], [50, 60]],
     },
 }
+SHARES_OF_CLASSES = [[2.0, 2.0], [1.0, 3.0], [0.0, 5.0]]
 CELLS = [[[10, 20], [35, 40], [15, 20]], [[20, 20], [45, 60], [35, 40]]]
 PRIVATE = MEASURED | {"eval_data": MEASURED["eval_data"] | {"data": "private"}}
 
@@ -476,6 +477,14 @@ def test_accuracy_per_class_and_budget_is_shown_with_its_interval(tmp_path, thre
     assert "class 0.5 1 2 a&lt;b&gt; 50.0 % 29.9 to 70.1 %, of 20 87.5 %" in page
     assert values["balanced"]
     assert "Trained with the balanced loss" in page
+    assert values["declared_shares"] == []
+    untied = MEASURED | {"metrics": {name: one for name, one in MEASURED["metrics"].items() if name != "per_group"}}
+    without = epsilons.report(make_run(tmp_path / "without", three, **untied, training={"balance": SHARES_OF_CLASSES}))
+    people = three.counts[:, None] * np.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]])
+    np.testing.assert_allclose(without.to_dict()["declared_shares"], (people / people.sum(0)).T)
+    page = " ".join(re.sub(r"<[^>]*>", " ", without.to_html()).split())
+    assert "class accuracy 0.5 1 2 a&lt;b&gt; 87.5 % 61.3 % 38.7 % 0.0 %" in page
+    assert "who holds which budget" not in epsilons.report(tmp_path / "without", release=True).to_html()
     plain = epsilons.report(make_run(tmp_path / "plain", three, **MEASURED))
     assert not plain.to_dict()["balanced"]
     assert "Trained without the balanced loss" in plain.to_html()

@@ -110,6 +110,7 @@ class Content:
     membership  the latest attack on membership; internal only
     registry    id of the registry that the run is charged to; None for a run on its own
     balanced    True if it was trained with the balanced loss
+    declared_shares  (classes, groups) as declared for it, what part of a class holds each budget; internal only
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
     """
@@ -136,6 +137,7 @@ class Content:
     origins: Origins
     accuracy: Evaluation | None
     balanced: bool
+    declared_shares: list[list[float]] = field(default_factory=list)
     audited: Audited | None
     membership: MembershipResult | None = None
     roster_runs: RosterRuns | None = None
@@ -233,6 +235,7 @@ def _internal(record: RunRecord) -> dict[str, Any]:
         "left_out": population.left_out(settings.metadata.left_out),
         "roster_runs": population.roster_runs(settings.counted, settings.registry_id),
         "membership": record.membership,
+        "declared_shares": population.declared_shares(record.plan, settings.training.balance),
         "config": settings.metadata.config,
     }
 

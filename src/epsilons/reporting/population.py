@@ -381,6 +381,19 @@ def _of_classes(classes: Sequence[Accuracy]) -> tuple[float | None, float | None
     return (sum(rates) / len(rates), max(counts) / sum(counts)) if rates else (None, None)
 
 
+def declared_shares(plan: Plan, balance: Sequence[Sequence[float]] | None) -> list[list[float]]:
+    """(classes, groups) the part of the people of a class that holds each budget; [] for runs that are not balanced.
+
+    balance  for each group, how its people divide into classes, as it was declared for the balanced loss
+    """
+    if len(balance or ()) != len(plan.groups):
+        return []
+    rows = np.array(balance)
+    people = plan.counts[:, None] * rows / rows.sum(axis=1, keepdims=True)
+    shares: list[list[float]] = (people / people.sum(axis=0)).T.tolist()
+    return shares
+
+
 def _groups(tallies: Sequence[tuple[int, int]] | None, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:
     if tallies is None:
         return ()
