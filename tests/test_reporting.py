@@ -502,6 +502,7 @@ def test_accuracy_per_class_and_budget_is_shown_with_its_interval(tmp_path, thre
         ([60, 140], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], set()),  # 20 of one class have no known budget
         ([61, 139], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], {"class_and_group"}),  # 1 and 19 have none
         ([60, 121], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], {"class_and_group", "group"}),  # 1 has none
+        ([60, 110], [80, 60, 40], [[20, 20, 20], [50, 40, 20]], {"class_and_group"}),  # 10 have no known class
     ],
 )
 def test_no_cell_of_fewer_than_20_can_be_computed_from_the_totals(tmp_path, three, classes, groups, cells, hidden):

@@ -408,6 +408,9 @@ def test_an_attack_is_compared_with_what_its_tier_declares(tmp_path):
         assert (np.diff(curve.power) >= 0).all()
         assert (np.diff(curve.power / curve.rate) <= 1e-12).all()  # no concave curve is cut off
     assert [sentence for sentence in quiet.sentences if "declared" in sentence] == [DECLARED]
+    roc, curve = quiet.attacks[0].roc, quiet.groups[0].declared
+    on_it = curve.power[np.isin(curve.rate, roc.rate)]
+    assert [curve.is_exceeded_by(replace(roc, found=on_it + above)) for above in (0, 1e-9)] == [False, True]
     assert DECLARED not in loud.sentences
     assert any("one on 4, odds 55, one on 4, odds 60" in sentence for sentence in loud.sentences)
     read = load(quiet.save(tmp_path / "membership.json"))
