@@ -81,6 +81,9 @@ def test_a_run_records_its_config_its_training_and_its_test_data(folder):
     right, records = np.array(row["per_class"]).sum(axis=0)
     assert (int(records), right / records) == (20, pytest.approx(row["accuracy"]))
     assert np.array(row["per_group"]).sum(axis=0).tolist() == [right, records]
+    cells = np.array(row["per_class_group"])
+    assert cells.sum(axis=0).tolist() == row["per_group"]
+    assert cells.sum(axis=1).tolist() == row["per_class"]
 
 
 def test_held_out_records_are_not_trained_on_and_budgets_stay_with_records(folder):
@@ -130,7 +133,7 @@ def test_json_suppresses_small_groups_as_the_printed_tables_do(folder):
         Path("people.csv").write_text("\n".join(altered) + "\n")
         outcome = epsilons("train", "people.toml", "--json", "--quiet", "--run-dir", f"of-{chosen}")
         (values,) = json.loads(outcome.out)["runs"]
-        assert "per_group" not in values["metrics"]
+        assert not {"per_group", "per_class_group"} & values["metrics"].keys()
         assert "Fewer than 20 records" in values["suppressed"]
         groups.append(values["groups"])
     assert groups[0] == groups[1]

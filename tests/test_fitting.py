@@ -321,6 +321,12 @@ def test_evaluate_is_the_mean_over_records_whatever_the_batch():
     assert again["accuracy"] == found["accuracy"]
     right = (model(x).argmax(1) == y).numpy()
     assert again["per_group"] == [[int(right[g::3].sum()), len(right[g::3])] for g in (1, 2)]
+    assert again["per_class_group"] == [
+        [[int(right[g::3][y[g::3] == c].sum()), int((y[g::3] == c).sum())] for g in (1, 2)] for c in range(3)
+    ]
+    of_three = evaluate(model, whole, LOSSES["cross_entropy"], groups=3)  # the last has no test records
+    assert of_three["per_group"] == [*again["per_group"], [0, 0]]
+    assert of_three["per_class_group"] == [[*cells, [0, 0]] for cells in again["per_class_group"]]
     with pytest.raises(InputError, match="nothing to evaluate on"):
         evaluate(model, EvalData((x[:0], y[:0])), LOSSES["cross_entropy"])
 

@@ -106,6 +106,8 @@ MEASURED = {
         "per_group": [[30, 40], [80, 100], [50, 60]],
     },
 }
+SHARES_OF_CLASSES = [[2.0, 2.0], [1.0, 3.0], [0.0, 5.0]]
+CELLS = [[[10, 20], [35, 40], [15, 20]], [[20, 20], [45, 60], [35, 40]]]
 PRIVATE = MEASURED | {"eval_data": MEASURED["eval_data"] | {"data": "private"}}
 
 
@@ -380,6 +382,7 @@ def test_many_budgets_suppress_nothing_unless_one_is_rare(tmp_path, smallest):
 def test_a_row_for_release_has_these_keys_and_no_other(tmp_path):
     path = make_run(tmp_path / "run", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
     fields = "label tier epsilon at_least at_most delta records merged epsilon_spent charged right_guesses"
+    fields += " limits"
     for release in (True, False):
         for row in epsilons.report(path, release=release).to_dict()["groups"]:
             assert list(row) == fields.split()
@@ -459,6 +462,61 @@ def test_public_measurements_are_released_if_every_cell_has_20_records(tmp_path,
     assert {"accuracy_per_class", "accuracy_per_group"} <= set(values["suppressed"])
     few = MEASURED | {"eval_data": {"data": "public", "records": 19}, "metrics": {"step": 60, "accuracy": 0.5}}
     assert epsilons.report(make_run(tmp_path / "few", three, **few), release=True).to_dict()["accuracy"] is None
+
+
+def test_accuracy_per_class_and_budget_is_shown_with_its_interval(tmp_path, three):
+    crossed = MEASURED | {"metrics": MEASURED["metrics"] | {"per_class_group": CELLS}}
+    trained = {"training": {"balance": [[1.0, 2.0]] * 3}}
+    made = epsilons.report(make_run(tmp_path / "run", three, **crossed, **trained), release=True)
+    values, page = made.to_dict(), " ".join(re.sub(r"<[^>]*>", " ", made.to_html()).split())
+    found = values["accuracy"]["cells"]
+    assert [[(round(one["accuracy"] * one["records"]), one["records"]) for one in row] for row in found] == [
+        [tuple(cell) for cell in row] for row in CELLS
+    ]
+    assert [one["label"] for one in found[0]] == ["0.5", "1", "2"]
+    assert "class 0.5 1 2 a&lt;b&gt; 50.0 % 29.9 to 70.1 %, of 20 87.5 %" in page
+    assert values["balanced"]
+    assert "Trained with the balanced loss" in page
+    assert values["declared_shares"] == []
+    untied = MEASURED | {"metrics": {name: one for name, one in MEASURED["metrics"].items() if name != "per_group"}}
+    without = epsilons.report(make_run(tmp_path / "without", three, **untied, training={"balance": SHARES_OF_CLASSES}))
+    people = three.counts[:, None] * np.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]])
+    np.testing.assert_allclose(without.to_dict()["declared_shares"], (people / people.sum(0)).T)
+    page = " ".join(re.sub(r"<[^>]*>", " ", without.to_html()).split())
+    assert "class accuracy 0.5 1 2 a&lt;b&gt; 87.5 % 61.3 % 38.7 % 0.0 %" in page
+    assert "who holds which budget" not in epsilons.report(tmp_path / "without", release=True).to_html()
+    plain = epsilons.report(make_run(tmp_path / "plain", three, **MEASURED))
+    assert not plain.to_dict()["balanced"]
+    assert "Trained without the balanced loss" in plain.to_html()
+
+
+@pytest.mark.parametrize(
+    ("classes", "groups", "cells", "hidden"),
+    [
+        (
+            [60, 140],
+            [100, 60, 40],
+            [[41, 0, 19], [59, 60, 21]],
+            {"class_and_group"},
+        ),  # a cell that is small, and one of 0
+        ([60, 140], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], set()),  # 20 of one class have no known budget
+        ([61, 139], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], {"class_and_group"}),  # 1 and 19 have none
+        ([60, 121], [80, 60, 40], [[20, 20, 20], [60, 40, 20]], {"class_and_group", "group"}),  # 1 has none
+        ([60, 110], [80, 60, 40], [[20, 20, 20], [50, 40, 20]], {"class_and_group"}),  # 10 have no known class
+    ],
+)
+def test_no_cell_of_fewer_than_20_can_be_computed_from_the_totals(tmp_path, three, classes, groups, cells, hidden):
+    row = {"step": 60, "loss": 0.5, "accuracy": 1.0, "per_class": [[n, n] for n in classes]}
+    row |= {"per_group": [[n, n] for n in groups], "per_class_group": [[[n, n] for n in line] for line in cells]}
+    data = {"data": "public", "records": sum(classes), "classes": ["a", "b"]}
+    path = make_run(tmp_path / "run", three, eval_data=data, metrics=row)
+    made, inside = (epsilons.report(path, release=release).to_dict() for release in (True, False))
+    assert {key for key in made["suppressed"] if key.startswith("accuracy")} == {
+        f"accuracy_per_{one}" for one in hidden
+    }
+    assert [[one["records"] for one in line] for line in inside["accuracy"]["cells"]] == cells
+    assert (made["accuracy"]["cells"] == []) == ("class_and_group" in hidden)
+    assert (made["accuracy"]["groups"] == []) == ("group" in hidden)
 
 
 def test_public_accuracy_of_merged_groups_is_merged(tmp_path):
@@ -679,6 +737,12 @@ DAMAGE = {
     ),
     "too few groups": (written("metrics.jsonl", '{"step": 1, "per_group": [[1, 2]]}\n'), RunError, "got 1"),
     "too few classes": (written("metrics.jsonl", '{"step": 1, "per_class": [[1, 2]]}\n'), RunError, "got 1"),
+    "cells of no class": (written("metrics.jsonl", '{"step": 1, "per_class_group": [[[1, 2]]]}\n'), RunError, "got 1"),
+    "too few cells": (
+        written("metrics.jsonl", '{"step": 1, "per_class": [[1, 2], [1, 2]], "per_class_group": [[[1, 2]], []]}\n'),
+        RunError,
+        "3 cells in each class of per_class_group, got 1",
+    ),
 }
 
 

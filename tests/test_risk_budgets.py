@@ -16,12 +16,20 @@ import oracles
 from epsilons import Budgets, Plan, Recipe, Risk, SampledGaussian, plan
 from epsilons.accounting import noise_for, pld
 from epsilons.accounting.calibration import noises_for
+from epsilons.auditing.membership import MembershipResult, Signals
+from epsilons.auditing.membership.analysis import analyse
 from epsilons.cli import app
 from epsilons.configs.config import BudgetsSection
-from epsilons.core.disclosure import tier_of
+from epsilons.core.disclosure import display_rows, tier_of
+from epsilons.core.files import as_json
 from epsilons.errors import BudgetError, BudgetExceededError, DataError, InfeasibleBudgetError, PlanError
-from epsilons.planning import risk, risk_profile
+from epsilons.planning import advise, risk, risk_profile
+from epsilons.planning.display import comparison_table, phase_tables, spend_table, spent_bound
 from epsilons.planning.plan_file import sealed
+from epsilons.reporting.html import attack_page, roc_picture
+from epsilons.reporting.membership import DECLARED, load
+from epsilons.reporting.plan_page import About, make_page
+from epsilons.reporting.plan_words import curve_of
 from epsilons.training.validation import groups_of
 
 DELTA = 1e-5
@@ -336,6 +344,86 @@ def test_a_plan_above_its_risks_is_refused_though_epsilon_is_kept():
             louder.verify()
 
 
+def check_limits(made: Plan, limits: list[list[dict[str, float | str | None]]]) -> None:
+    """What a row states is what its group declares, and what the plan certifies of it."""
+    for row, (advantage, rate, power), (reached, found) in zip(
+        limits, made.groups.limits.tolist(), made.certified_limits.tolist(), strict=True
+    ):
+        wanted = [("right of 100", None, 50 + 50 * advantage, 50 + 50 * reached), ("TPR", rate, power, found)]
+        rows = [[one[name] for name in ("what", "at_fpr", "declared", "certified")] for one in row]
+        for one, other in zip(rows, [limit for limit in wanted if limit[2] < math.inf], strict=True):
+            assert one[:2] == list(other[:2])
+            assert one[2:] == pytest.approx(other[2:])
+
+
+def test_tiers_of_one_tail_are_told_apart_by_what_they_declare():
+    names = ["4, odds 55", "4, odds 60, TPR 0.03 at 0.01", "4, TPR 0.05 at 0.01"]
+    wishes = budgets()
+    made, advice = plan(wishes, RECIPE), advise(wishes, RECIPE)
+    headers, rows = advice.table()
+    assert [header for header in headers if "weight" in header] == [f"weight of {name}" for name in names]
+    assert len({row[0] for row in rows}) == len(rows)
+    assert "exclude below 4, TPR 0.05 at 0.01" in {row[0] for row in rows}
+    tables = [table for _, table in phase_tables(made)[:1]]
+    tables += [comparison_table([made]), spend_table(made, [1]), risk_profile.risk_table(made, risk(made))]
+    for _, cells in tables:
+        assert [row[0] for row in cells] == names
+    assert [line.label for line in curve_of(made).lines] == names
+    for release in (False, True):
+        assert [row.label for row in display_rows(made.groups, None, release)] == names
+        named = display_rows(made.groups, dict(zip(RISKS, made.epsilons.tolist(), strict=True)), release)
+        assert [(row.label, row.tier) for row in named] == [("4", name) for name in RISKS]
+    assert spent_bound(made, display_rows(made.groups, None, True)[0]) == "≤ 4"
+
+
+def test_pages_show_what_is_declared_and_hide_what_is_certified_beside_a_rare_tier():
+    made = plan(budgets(), RECIPE)
+    shown = [as_json(tier.limits) for tier in make_page(made, About()).tiers]
+    check_limits(made, shown)
+    few = plan(Budgets.by_risk(RISKS, ["strict"] * 500 + ["open"] * 500 + ["both"], tail=(4.0, DELTA)), RECIPE)
+    limits = [tier.limits for tier in make_page(few, About()).tiers]
+    assert [len(one) for one in limits] == [1, 0]  # the rare tier is merged with the one after it
+    assert limits[0][0].cells == ["right of 100", "55", "–"]
+
+
+def test_an_attack_is_compared_with_what_its_tier_declares(tmp_path):
+    wishes = Budgets.by_risk(RISKS, ["strict"] * 150 + ["both"] * 100 + ["open"] * 150, tail=(4.0, DELTA))
+    made = plan(wishes, Recipe(10, 100, 1.0))
+    member = np.random.default_rng(1).random((40, 400)) < 0.5
+    noise = np.random.default_rng(2).normal(size=member.shape)
+    signals = Signals(member, *(np.zeros(member.shape, np.float32) for _ in range(3)), np.zeros((40, 0), np.float32))
+
+    def outcome(gain: float) -> MembershipResult:
+        scores = {"one": np.float32(noise + gain * member)}
+        return analyse(signals, scores, made, wishes.group, dealt_at_random=True)
+
+    quiet, loud = outcome(0.0), outcome(9.0)
+    for row, group in zip(quiet.groups, range(3), strict=True):
+        curve = row.declared
+        assert (row.certified.power <= curve.power).all()
+        advantage, rate, power = made.groups.limits[group]
+        assert (curve.power <= curve.rate + advantage).all()
+        assert (curve.power[curve.rate <= rate] <= power).all()
+        assert (curve.power <= math.exp(4) * curve.rate + DELTA + 1e-12).all()
+        assert (np.diff(curve.power) >= 0).all()
+        assert (np.diff(curve.power / curve.rate) <= 1e-12).all()  # no concave curve is cut off
+    assert [sentence for sentence in quiet.sentences if "declared" in sentence] == [DECLARED]
+    roc, curve = quiet.attacks[0].roc, quiet.groups[0].declared
+    on_it = curve.power[np.isin(curve.rate, roc.rate)]
+    assert [curve.is_exceeded_by(replace(roc, found=on_it + above)) for above in (0, 1e-9)] == [False, True]
+    assert DECLARED not in loud.sentences
+    assert any("one on 4, odds 55, one on 4, odds 60" in sentence for sentence in loud.sentences)
+    read = load(quiet.save(tmp_path / "membership.json"))
+    assert read.sentences == quiet.sentences
+    np.testing.assert_array_equal(read.groups[1].declared.power, quiet.groups[1].declared.power)
+    assert [bool(line.declared) for line in roc_picture(quiet).lines] == [True] * 3
+    assert "declared: the promise of the tier" in attack_page(quiet)
+    usual = Budgets(np.repeat([1.0, 4.0], 200), delta=DELTA)
+    plain = analyse(signals, {"one": np.float32(noise)}, plan(usual, RECIPE), usual.group, dealt_at_random=True)
+    assert "declare" not in " ".join(plain.sentences)
+    assert "the promise of the tier" not in attack_page(plain)
+
+
 def test_plan_and_guarantee_state_both():
     made = plan(budgets(), RECIPE)
     assert "right of 100" in made.summary()
@@ -416,6 +504,10 @@ def test_a_config_of_risks_trains_and_no_registry_takes_them(tmp_path, monkeypat
     report = json.loads((tmp_path / "run" / "report-release.json").read_text())
     assert [row["tier"] for row in report["groups"]] == ["strict", "open"]
     assert report["groups"][0]["right_guesses"] == 55
+    check_limits(saved, [row["limits"] for row in report["groups"]])
+    page = (tmp_path / "run" / "report-release.html").read_text()
+    assert '<td data-label="limit">right of 100</td><td data-label="declared">55</td>' in page
+    assert '<th scope="row" data-label="promised\u00a0ε">4 <span class="tier">open</span></th>' in page
     assert "right at most n_i times" in report["guarantee"]
     (tmp_path / "people.toml").write_text(CONFIG + "[registry]\nshare = 0.5\n")
     refused = CliRunner().invoke(app, ["train", "people.toml", "--registry", "sqlite:///people.db"])

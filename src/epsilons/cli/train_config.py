@@ -469,7 +469,7 @@ def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
     values["groups"] = groups_as_json(plan, prepared.config.budgets.levels, run.charged)
     if has_small_cells(plan.groups):
         if metrics is not None:
-            metrics.pop("per_group", None)
+            metrics = {name: one for name, one in metrics.items() if name not in ("per_group", "per_class_group")}
         return {**values, "metrics": metrics, "suppressed": of_unit(PLAN_SUPPRESSED, plan.unit)}
     return {**values, "metrics": metrics}
 

@@ -62,7 +62,7 @@ HASHES_SUPPRESSED = (
 class DisplayRow:
     """One group, or several neighbouring groups merged.
 
-    label     name of the row: "0.5", "≤ 1", "3 to 10", "all"
+    label     name of the row: "0.5", "≤ 1", "3 to 10", "all"; "4, odds 55" for a tier by risk that has no name
     tier      name of the group's tier, if it has one
     epsilon   the epsilon of a single group; None in a merged row
     at_least, at_most  bounds on the row's epsilons; None where suppressed
@@ -121,6 +121,16 @@ def _rows(
         else:
             shown.insert(0, row)
     return tuple(shown)
+
+
+def risk_of(groups: Groups, group: int) -> str:
+    """What a group declares beside epsilon and delta, to be put after its epsilon: tiers of one tail differ in it.
+
+    ", odds 55", ", TPR 0.05 at 0.01", or both; "" for budgets that are not by risk.
+    """
+    advantage, rate, power = (math.inf, 0.0, math.inf) if groups.limits is None else groups.limits[group].tolist()
+    odds = f", odds {50 * (1 + advantage):.5g}" if math.isfinite(advantage) else ""
+    return odds + (f", TPR {power:.5g} at {rate:.5g}" if math.isfinite(power) else "")
 
 
 def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[slice]:
@@ -231,10 +241,10 @@ def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
 def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) -> DisplayRow:
     low, high = float(groups.epsilons[span.start]), float(groups.epsilons[span.stop - 1])
     alone = span.stop - span.start == 1
-    deltas = np.unique(groups.deltas[span])
+    deltas, tier = np.unique(groups.deltas[span]), tier_of(tiers, low if alone else None)
     return DisplayRow(
-        label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
-        tier=tier_of(tiers, low) if alone else None,
+        label=_of_group(groups, span.start, tier) if alone else f"{low:.5g} to {high:.5g}",
+        tier=tier,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -251,18 +261,19 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     is_large = groups.counts >= SMALLEST_SHOWN
     low = float(groups.epsilons[first]) if is_large[first] else None
     alone = first == last and low is not None
+    tier = tier_of(tiers, low if alone else None)
     bound = float(groups.epsilons[last]) if is_large[last] else rounded_up(float(groups.epsilons[last]))
     above = math.inf if looser is None or looser.at_least is None else looser.at_least
     high = None if records < SMALLEST_SHOWN else bound if is_large[last] else min(bound, above)
     if high is None:
         label = "all"
     elif low is not None:
-        label = f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}"
+        label = _of_group(groups, first, tier) if alone else f"{low:.5g} to {high:.5g}"
     else:
         label = f"below {high:.5g}" if high == above and not is_large[last] else f"≤ {high:.5g}"
     return DisplayRow(
         label=label,
-        tier=tier_of(tiers, low) if low is not None and alone else None,
+        tier=tier,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -272,7 +283,11 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     )
 
 
-def tier_of(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+def _of_group(groups: Groups, group: int, tier: str | None) -> str:
+    return f"{groups.epsilons[group]:.5g}" + ("" if tier else risk_of(groups, group))
+
+
+def tier_of(tiers: Mapping[str, float] | None, epsilon: float | None) -> str | None:
     """The name of the tier with this epsilon; None if there is none."""
     names = [name for name, value in (tiers or {}).items() if value == epsilon]
     return " / ".join(names) or None

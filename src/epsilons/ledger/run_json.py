@@ -38,6 +38,7 @@ class Training(Strict):
     lr: Finite | None = None
     momentum: Finite | None = None
     device: str | None = None
+    balance: list[list[Finite]] | None = None
 
 
 class EvalData(Strict):
@@ -133,3 +134,4 @@ class MetricsRow(Strict):
     r2: Annotated[float, Field(allow_inf_nan=False, le=1)] | None = None
     per_class: list[Cell] | None = None
     per_group: list[Cell] | None = None
+    per_class_group: list[list[Cell]] | None = None

@@ -19,7 +19,7 @@ from ..accounting import Accountant
 from ..accounting.calibration import noise_for, noises_for
 from ..accounting.selection import DISTRIBUTIONS, Selected, Selection
 from ..budgets.budgets import Budgets
-from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
+from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit, risk_of
 from ..core.mechanism import IntArray, Repeated
 from ..errors import PlanError, PromiseError
 from .display import Table, aligned, number
@@ -141,7 +141,7 @@ class Advice:
             "",
             "signal",
             f"{self.plan.unit}s",
-            *(f"weight of {number(epsilon)}" for epsilon in self.plan.epsilons),
+            *(f"weight of {number(e)}{risk_of(self.plan.groups, group)}" for group, e in enumerate(self.plan.epsilons)),
         ]
         headers += ["Bayes excess", "tail excess"]
         rows = []
@@ -186,7 +186,8 @@ def advise(
     thresholds = np.unique(budgets.epsilons)[1:]
     for threshold in thresholds[_spread(len(thresholds), _MOST_THRESHOLDS)]:
         is_shown = budgets.counts[budgets.epsilons == threshold].sum() >= SMALLEST_SHOWN
-        name = f"exclude below {threshold:.3g}" if is_shown else "exclude some"
+        declared = risk_of(uniform.groups, int(np.argmax(uniform.epsilons == threshold)))
+        name = f"exclude below {threshold:.3g}{declared}" if is_shown else "exclude some"
         candidates.append((name, functools.partial(make, "exclude", threshold=float(threshold))))
     candidates += [(name, functools.partial(make, name)) for name in ("scale", "mix", "sample")]
     ways, plans = [_way("uniform", uniform, uniform)], [uniform]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..core.disclosure import (
     has_small_cells,
     how_many,
     of_unit,
+    risk_of,
 )
 from ..errors import PlanError, printable
 from .plan_numbers import Phase, PlanNumbers
@@ -147,23 +149,50 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
         for i, phase in enumerate(plan.phases, start=1)
     ]
-    return tables if plan.groups.limits is None else [*tables, (RISKS, _limits_table(plan))]
+    if plan.groups.limits is not None:
+        headers = [promised(plan), f"{plan.unit}s", "limit", "declared", "certified"]
+        columns = enumerate(zip(plan.epsilons, plan.counts, strict=True))
+        rows = [
+            [number(epsilon), f"{count:,}", *limit.cells]
+            for group, (epsilon, count) in columns
+            for limit in limits_of(plan, group)
+        ]
+        tables.append((RISKS, (headers, rows)))
+    return tables
 
 
-def _limits_table(plan: PlanNumbers) -> Table:
-    """What each tier declares beside (epsilon, delta), and the certified values, rounded up within it."""
-    headers = [promised(plan), f"{plan.unit}s", "right of 100", "certified", "TPR at FPR", "certified"]
-    rows = []
-    for epsilon, count, limits, certified in zip(
-        plan.epsilons, plan.counts, plan.groups.declared.values(), plan.certified_limits, strict=True
-    ):
-        (advantage, rate, power), (reached, found) = limits, certified
-        right, odds = ("–", "–"), 50 * (1 + advantage)
-        if math.isfinite(advantage):
-            right = number(odds), rounded_spend(50 * (1 + reached), odds)
-        by_rate = ("–", "–") if math.isinf(power) else (f"{power:g} at {rate:g}", rounded_spend(found, power))
-        rows.append([number(epsilon), f"{count:,}", *right, *by_rate])
-    return headers, rows
+@dataclass(frozen=True)
+class Limit:
+    """What a tier by risk declares beside (epsilon, delta), and what the plan certifies of it.
+
+    what       "right of 100": at most so many of 100 guesses are right, at even odds; "TPR": the largest
+               true-positive rate
+    at_fpr     of a true-positive rate: at this false-positive rate; else None
+    declared   by the tier
+    certified  of the plan; None where it is not shown
+    """
+
+    what: str
+    at_fpr: float | None
+    declared: float
+    certified: float | None
+
+    @property
+    def cells(self) -> list[str]:
+        """In print: what is limited, what is declared, and what is certified, rounded up within it."""
+        what = self.what if self.at_fpr is None else f"{self.what} at FPR {self.at_fpr:g}"
+        certified = "–" if self.certified is None else rounded_spend(self.certified, self.declared)
+        return [what, number(self.declared), certified]
+
+
+def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> tuple[Limit, ...]:
+    """The limits of one group; () for budgets that are not by risk. is_suppressed: leave out what is certified"""
+    if plan.groups.limits is None:
+        return ()
+    advantage, rate, power = plan.groups.limits[group].tolist()
+    reached, found = (None, None) if is_suppressed else plan.certified_limits[group].tolist()
+    odds = Limit("right of 100", None, 50 * (1 + advantage), None if reached is None else 50 * (1 + reached))
+    return tuple(one for one in (odds, Limit("TPR", rate, power, found)) if math.isfinite(one.declared))
 
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
@@ -175,7 +204,7 @@ def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     groups = zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
     return headers, [
         [
-            number(epsilon),
+            number(epsilon) + risk_of(plan.groups, group),
             number(delta),
             f"{count:,}",
             rounded_spend(spent, epsilon),
@@ -202,7 +231,8 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
     rows = []
     for group, epsilon in enumerate(first.epsilons):
         pairs = [(rounded_spend(plan.epsilon_spent()[group], epsilon), number(plan.influence[group])) for plan in plans]
-        rows.append([number(epsilon), f"{first.counts[group]:,}", *(cell for pair in pairs for cell in pair)])
+        name = number(epsilon) + risk_of(first.groups, group)
+        rows.append([name, f"{first.counts[group]:,}", *(cell for pair in pairs for cell in pair)])
     return headers, rows
 
 
@@ -215,8 +245,13 @@ def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
         return headers, [[*first_cells(row), bound if begun else "0", bound] for row, bound in bounds]
     columns = (plan.epsilons, plan.counts, plan.spent_after(charged), plan.epsilon_spent())
     return headers, [
-        [number(epsilon), f"{count:,}", rounded_spend(so_far, epsilon), rounded_spend(total, epsilon)]
-        for epsilon, count, so_far, total in zip(*columns, strict=True)
+        [
+            number(epsilon) + risk_of(plan.groups, group),
+            f"{count:,}",
+            rounded_spend(so_far, epsilon),
+            rounded_spend(total, epsilon),
+        ]
+        for group, (epsilon, count, so_far, total) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -235,9 +270,9 @@ def first_cells(row: DisplayRow) -> list[str]:
 
 def spent_bound(plan: PlanNumbers, row: DisplayRow) -> str:
     """A bound on the epsilon a row spends that follows from its budget alone; 0 if it is never drawn."""
-    if row.merged:
+    if row.epsilon is None:
         return "≤ budget"
-    return f"≤ {row.label}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
+    return f"≤ {number(row.epsilon)}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
 
 
 def _records(row: DisplayRow) -> str:

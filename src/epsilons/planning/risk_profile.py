@@ -18,7 +18,7 @@ import numpy as np
 from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
 from ..accounting.selection import SelectedProfile
-from ..core.disclosure import DisplayRow, has_small_cells
+from ..core.disclosure import DisplayRow, has_small_cells, risk_of
 from ..core.mechanism import FloatArray, IntArray, SampledGaussian
 from .display import Table, first_cells, number, promised, round_up, small_cell_rows
 from .plan_numbers import SHARES, PlanNumbers
@@ -235,12 +235,13 @@ def risk_table(plan: Plan, risks: Sequence[GroupRisk]) -> Table:
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
-    for epsilon, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
+    for group, (epsilon, count, one) in enumerate(zip(plan.epsilons, plan.counts, risks, strict=True)):
         bounds = [
             right_of_advantage(one.advantage),
             *one.power.values(),
             *(one.epsilons[d] for d in (DELTAS[0], DELTAS[2], DELTAS[6])),
         ]
         excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
-        table.append([number(epsilon), f"{count:,}", *(number(round_up(bound, 5)) for bound in bounds), *excesses])
+        name = number(epsilon) + risk_of(plan.groups, group)
+        table.append([name, f"{count:,}", *(number(round_up(bound, 5)) for bound in bounds), *excesses])
     return headers, table

@@ -20,7 +20,7 @@ from ..accounting import DESCRIPTIONS
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_json import RunSettings
-from ..planning import Plan, risk_profile
+from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
 from . import population, sentences
@@ -73,6 +73,7 @@ class Group:
     """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
 
     right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
+    limits         declared and certified limits of a tier by risk; () for other budgets, and for merged rows
     """
 
     label: str
@@ -86,6 +87,7 @@ class Group:
     epsilon_spent: float | None
     charged: float | None
     right_guesses: int | None
+    limits: tuple[display.Limit, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,8 @@ class Content:
     runs        None for the only run of a plan, on all of its records
     membership  the latest attack on membership; internal only
     registry    id of the registry that the run is charged to; None for a run on its own
+    balanced    True if it was trained with the balanced loss
+    declared_shares  (classes, groups) as declared for it, what part of a class holds each budget; internal only
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
     """
@@ -132,6 +136,8 @@ class Content:
     publish: tuple[str, ...]
     origins: Origins
     accuracy: Evaluation | None
+    balanced: bool
+    declared_shares: list[list[float]] = field(default_factory=list)
     audited: Audited | None
     membership: MembershipResult | None = None
     roster_runs: RosterRuns | None = None
@@ -203,6 +209,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         tested=population.tested(settings.eval_data, bool(record.metrics), by_person, release),
         withdrawal=population.withdrawal(plan, unit, settings.registry_id),
         accuracy=accuracy,
+        balanced=settings.training.balance is not None,
         guarantee=promised if release else settings.guarantee or promised,
         not_covered=sentences.not_covered(plan, is_private, is_seeded, is_suppressed, stated.read_off),
         made_with=_made_with(record, release, is_suppressed),
@@ -228,6 +235,7 @@ def _internal(record: RunRecord) -> dict[str, Any]:
         "left_out": population.left_out(settings.metadata.left_out),
         "roster_runs": population.roster_runs(settings.counted, settings.registry_id),
         "membership": record.membership,
+        "declared_shares": population.declared_shares(record.plan, settings.training.balance),
         "config": settings.metadata.config,
     }
 
@@ -277,6 +285,7 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
             epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
             charged=None if is_suppressed else float(charged[row.groups].max()),
             right_guesses=right,
+            limits=() if row.merged else display.limits_of(record.plan, row.groups.start, is_suppressed),
         )
         groups.append(group)
     return tuple(groups)

@@ -22,7 +22,7 @@ from ..core.files import write_text
 from ..errors import RunError, printable
 from ..planning import Plan, display
 from .content import Content
-from .membership import Estimate, GroupAttack, MembershipResult
+from .membership import Estimate, GroupAttack, MembershipResult, Power
 from .plan_page import About, PlanPage, make_page
 from .plan_words import Curve
 
@@ -266,7 +266,9 @@ def drawn(curve: Curve, charged: int | None) -> DrawnCurve:
     top = max(highest, ticks[-1]) * 1.04
     heights = [HEIGHT * (1 - line.epsilon_spent[-1] / top) for line in curve.lines]
     lines = tuple(
-        DrawnLine(line.label, _stairs(curve.steps, line.epsilon_spent, top), at, end)
+        DrawnLine(
+            re.sub("(, odds .*), TPR .*", r"\1", line.label), _stairs(curve.steps, line.epsilon_spent, top), at, end
+        )
         for line, at, end in zip(curve.lines, _pushed_apart(heights), heights, strict=True)
     )
     return DrawnCurve(
@@ -325,12 +327,13 @@ ROC_HEIGHT = 320  # pixels
 
 @dataclass(frozen=True)
 class DrawnRoc:
-    """One group's lines, as paths in a box of 1000 x 1000. certified is "" where it is suppressed."""
+    """One group's lines, as paths in a box of 1000 x 1000. certified and declared are "" where there is none."""
 
     label: str
     attacked: str
     interval: str
     certified: str
+    declared: str
 
 
 @dataclass(frozen=True)
@@ -365,15 +368,19 @@ def roc_picture(result: MembershipResult) -> RocPicture:
 
 def _drawn_roc(one: GroupAttack, result: MembershipResult, power: int) -> DrawnRoc:
     roc, group = one.roc, result.groups[one.group]
-    drawn = group.certified.rate >= 10.0**power * 0.999
     high, low = _log_path(power, roc.rate, roc.high), _log_path(power, roc.rate[::-1], roc.low[::-1])
-    rates, powers = [*group.certified.rate[drawn], 1.0], [*group.certified.power[drawn], 1.0]
     return DrawnRoc(
         label=group.label,
         attacked=_log_path(power, [*roc.rate, 1.0], [*roc.found, 1.0]) if len(roc.rate) else "",
         interval=f"{high}L{low[1:]}Z" if high else "",
-        certified="" if result.suppressed else _log_path(power, rates, powers),
+        certified="" if result.suppressed else _log_curve(power, group.certified),
+        declared="" if group.declared is None else _log_curve(power, group.declared),
     )
+
+
+def _log_curve(power: int, curve: Power) -> str:
+    drawn = curve.rate >= 10.0**power * 0.999
+    return _log_path(power, [*curve.rate[drawn], 1.0], [*curve.power[drawn], 1.0])
 
 
 def _log_path(power: int, rates: Iterable[float], values: Iterable[float]) -> str:

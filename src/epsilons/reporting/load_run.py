@@ -150,6 +150,8 @@ def _metrics(folder: RunFolder, plan: Plan, settings: RunSettings) -> tuple[Metr
         for what, cells, expected in (
             ("per_group", row.per_group, len(plan.epsilons)),
             ("per_class", row.per_class, len(classes) if classes is not None else None),
+            ("per_class_group", row.per_class_group, len(row.per_class or ())),
+            *(("each class of per_class_group", one, len(plan.epsilons)) for one in row.per_class_group or ()),
         ):
             if cells is not None and expected is not None and len(cells) != expected:
                 raise RunError(f"{where} must have {expected:,} cells in {what}, got {len(cells):,}.")

@@ -81,6 +81,10 @@ class Power:
     rate: Points
     power: Points
 
+    def is_exceeded_by(self, roc: Roc) -> bool:
+        """Whether a measured point lies above the curve."""
+        return bool((roc.found > self.power[np.isin(self.rate, roc.rate)]).any())
+
 
 @dataclass(frozen=True)
 class GroupRow:
@@ -90,6 +94,7 @@ class GroupRow:
     epsilon    of a single group; None if merged
     records    number of records
     certified  what the plan certifies for every record of the row
+    declared   what its tier by risk declares, as such a curve; None for other budgets, and for merged rows
     """
 
     label: str
@@ -97,6 +102,7 @@ class GroupRow:
     records: int
     certified_auc: float = field(repr=False)
     certified: Power = field(repr=False)
+    declared: Power | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,13 @@ ONE_OF = (
 EXCEEDS = (
     "{attacks}: the ROC is above the certified curve, beyond chance. The plan does not allow that, so look for an "
     "error: noise that was not added, records in the wrong group, coins that are not independent."
+)
+DECLARED = (
+    "The measured ROC of every attack lies below what each tier declared, at each rate that is shown. Declared is the "
+    "smallest of the limits of the tier, its epsilon and delta among them."
+)
+NOT_DECLARED = (
+    "The measured ROC of {attacks} is above what the tier declared at some rate: by chance, unless it is named below."
 )
 BELOW = "No attack's ROC is above the certified curve, beyond chance. That is expected, and it proves nothing."
 CHOSEN = (
@@ -384,6 +397,7 @@ class MembershipResult:
             *(difference(one, self.groups) + self._placebo_sentence(one) for one in widest if one),
             *(against_placebo(name, rows, self.groups) for name, rows in self.minus_placebo.items()),
             *(self._of_choice() if self.differences and not self.dealt_at_random else []),
+            self._of_declared(),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
@@ -391,6 +405,13 @@ class MembershipResult:
             self.not_covered,
         ]
         return tuple(filter(None, lines))
+
+    def _of_declared(self) -> str:
+        """Where tiers declare risks: whether every measured point lies below them."""
+        rows = [(one, self.groups[one.group]) for one in self.attacks]
+        known = [(one, row, row.declared) for one, row in rows if row.declared is not None]
+        above = [f"{one.attack} on {row.label}" for one, row, curve in known if curve.is_exceeded_by(one.roc)]
+        return (NOT_DECLARED.format(attacks=", ".join(above)) if above else DECLARED) if known else ""
 
     def _of_choice(self) -> list[str]:
         """Where records chose their groups."""

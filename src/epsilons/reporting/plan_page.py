@@ -42,7 +42,10 @@ class About:
 
 @dataclass(frozen=True)
 class Tier:
-    """One row: a tier, or several merged. right: of 100 guesses; None where the row shows no bound."""
+    """One row: a tier, or several merged. right: of 100 guesses; None where the row shows no bound.
+
+    limits  of a tier by risk
+    """
 
     label: str
     name: str | None
@@ -50,6 +53,7 @@ class Tier:
     spent: str
     right: int | None
     sentence: str | None
+    limits: tuple[display.Limit, ...]
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,7 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             sentence=None
             if right is None
             else risk_profile.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
+            limits=() if row.merged else display.limits_of(plan, row.groups.start, is_suppressed),
         )
         for row, right in zip(rows, rights, strict=True)
     )

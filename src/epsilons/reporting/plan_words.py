@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit
+from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit, risk_of
 from ..planning import Plan, display
 from ..planning.plan_numbers import CURVE_POINTS, SHARES
 from .sentences import MOST_LISTED, listed, strategy
@@ -158,7 +158,8 @@ def _sampled_groups(plan: Plan, most: int) -> list[int]:
 def _label(plan: Plan, group: int) -> str:
     epsilon = plan.epsilons[group]
     is_shared = int((plan.epsilons == epsilon).sum()) > 1  # by groups with another delta
-    return display.number(epsilon) + (f" (δ = {plan.delta[group]:g})" if is_shared else "")
+    further = f" (δ = {plan.delta[group]:g})" if is_shared else risk_of(plan.groups, group)
+    return display.number(epsilon) + further
 
 
 def curve_of(plan: Plan) -> Curve:

@@ -283,6 +283,7 @@ class Evaluation:
     majority           accuracy of always naming the most frequent class; None likewise
     auc                area under the ROC curve, of several classes the mean of one against the rest; None likewise
     errors             of numbers that were predicted; None for classes
+    cells              (classes, groups) of the records of one class and one group; () if these are not shown
     """
 
     step: int
@@ -296,6 +297,7 @@ class Evaluation:
     majority: float | None = None
     auc: float | None = None
     errors: Errors | None = None
+    cells: tuple[tuple[Accuracy, ...], ...] = ()
 
     @property
     def is_as_bad_as_the_majority(self) -> bool:
@@ -325,28 +327,35 @@ def last_evaluation(
     is_public = eval_data.data == "public"
     if release and not is_public:
         return None, {"accuracy": PRIVATE_SUPPRESSED}
-    overall, classes, groups = _overall(last, eval_data.records), _classes(last, eval_data.classes), _groups(last, rows)
-    suppressed = {}
+    overall, classes = _overall(last, eval_data.records), _classes(last, eval_data.classes)
+    groups, by_class = _groups(last.per_group, rows), last.per_class_group if last.per_group else None
+    cells = tuple(_groups(of_class, rows) for of_class in by_class or ())
+    suppressed: dict[str, str] = {}
     if release:
-        if _is_small([overall]):
+        if _is_small(overall, [overall]):
             return None, {"accuracy": SMALL_SUPPRESSED}
         # A single small cell could be computed from the total, so the whole table is suppressed.
-        if _is_small(classes):
+        if any(map(_is_small, (*classes, *groups), (*cells, *zip(*cells, strict=True)))):
+            cells, suppressed["accuracy_per_class_and_group"] = (), SMALL_SUPPRESSED
+        if _is_small(overall, classes):
             classes, suppressed["accuracy_per_class"] = (), SMALL_SUPPRESSED
-        if _is_small(groups):
+        if _is_small(overall, groups):
             groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
     data: Literal["public", "private"] = "public" if is_public else "private"
     declared = eval_data.data is not None
     auc = last.auc if classes else None  # suppressed with the table of classes: it depends on every class
     balanced, majority = _of_classes(classes)
     found = Evaluation(
-        last.step, data, declared, last.loss, overall, classes, groups, balanced, majority, auc, Errors.of(last)
+        last.step, data, declared, last.loss, overall, classes, groups, balanced, majority, auc, Errors.of(last), cells
     )
     return found, suppressed
 
 
-def _is_small(cells: Sequence[Accuracy]) -> bool:
-    return any((cell.records or 0) < SMALLEST_SHOWN for cell in cells)
+def _is_small(total: Accuracy, cells: Sequence[Accuracy]) -> bool:
+    """Whether a cell has fewer than 20 records, or those of the total that are in no cell are so few."""
+    counts = [cell.records or 0 for cell in cells]
+    rest = (total.records or 0) - sum(counts)
+    return bool(counts) and (min(counts) < SMALLEST_SHOWN or 0 < rest < SMALLEST_SHOWN)
 
 
 def _overall(last: MetricsRow, records: int | None) -> Accuracy:
@@ -372,9 +381,22 @@ def _of_classes(classes: Sequence[Accuracy]) -> tuple[float | None, float | None
     return (sum(rates) / len(rates), max(counts) / sum(counts)) if rates else (None, None)
 
 
-def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:
-    if last.per_group is None:
+def declared_shares(plan: Plan, balance: Sequence[Sequence[float]] | None) -> list[list[float]]:
+    """(classes, groups) the part of the people of a class that holds each budget; [] for runs that are not balanced.
+
+    balance  for each group, how its people divide into classes, as it was declared for the balanced loss
+    """
+    if len(balance or ()) != len(plan.groups):
+        return []
+    rows = np.array(balance)
+    people = plan.counts[:, None] * rows / rows.sum(axis=1, keepdims=True)
+    shares: list[list[float]] = (people / people.sum(axis=0)).T.tolist()
+    return shares
+
+
+def _groups(tallies: Sequence[tuple[int, int]] | None, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:
+    if tallies is None:
         return ()
-    cells = np.array(last.per_group)  # (groups, 2) right, records
+    cells = np.array(tallies)  # (groups, 2) right, records
     named = [(f"{row.tier} ({row.label})" if row.tier else row.label, cells[row.groups]) for row in rows]
     return tuple(Accuracy.of(name, *map(int, found.sum(axis=0))) for name, found in named)

@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...planning import Plan
 from ...reporting.membership import Difference, Estimate, FoundAt, GroupAttack, GroupRow, MembershipResult, Power, Roc
 from .attacks import BoolArray, Float32Array, Signals
-from .outcomes import RATES, certified, over_targets, roc, student_quantile, target_auc
+from .outcomes import RATES, certified, declared, over_targets, roc, student_quantile, target_auc
 
 # -- Test of whether groups differ, by relabeling records
 #
@@ -184,16 +184,20 @@ def _check(member: BoolArray, scores: Mapping[str, Float32Array], plan: Plan, gr
 def _rows(plan: Plan, group: IntArray, groups: Groups) -> tuple[tuple[GroupRow, ...], list[IntArray], bool]:
     """Rows of 20 or more records, the indices of their records, and True if the plan's numbers must be suppressed."""
     present, counts = np.unique(group, return_counts=True)
-    shown_groups = Groups(groups.epsilons[present], groups.deltas[present], counts)
+    limits = None if groups.limits is None else groups.limits[present]
+    shown_groups = Groups(groups.epsilons[present], groups.deltas[present], counts, limits=limits)
     small = has_small_cells(shown_groups) or has_small_cells(groups)
     shown = display_rows(shown_groups, None, small, MOST_ROWS)
     members = [present[row.groups] for row in shown]
     columns = [np.flatnonzero(np.isin(group, one)) for one in members]
     bounds = [certified(plan, one if len(plan.groups) > 1 else np.zeros(1, dtype=np.int64)) for one in members]
-    rows = (
-        GroupRow(label, row.epsilon, len(records), bound.area, Power(RATES, bound.power))
-        for label, row, records, bound in zip(_labels(shown), shown, columns, bounds, strict=True)
-    )
+    rows = []
+    for label, row, records, bound in zip(_labels(shown), shown, columns, bounds, strict=True):
+        promise = None if limits is None or row.merged else declared(shown_groups, row.groups.start)
+        # The plan was verified on a finer grid, so what is declared bounds the curve, too.
+        power = bound.power if promise is None else np.minimum(bound.power, promise)
+        curve = None if promise is None else Power(RATES, promise)
+        rows.append(GroupRow(label, row.epsilon, len(records), bound.area, Power(RATES, power), curve))
     return tuple(rows), columns, small
 
 

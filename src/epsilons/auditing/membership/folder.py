@@ -373,7 +373,7 @@ _COLOURS = ("#1f5fa8", "#c2571a", "#3a7d44", "#6a3d9a", "#8c6d1f", "#444444")
 
 
 def draw(result: MembershipResult, path: str | Path, attack: str | None = None) -> Path:
-    """Draw the ROC of each group: the attack's with its 95 % intervals, the certified curve, and guessing.
+    """Draw the ROC of each group: the attack's with its 95 % intervals, what is certified and declared, and guessing.
 
     path    of an .svg, .png or .pdf file; only its owner may read it
     attack  by default the first one of the result
@@ -398,10 +398,14 @@ def draw(result: MembershipResult, path: str | Path, attack: str | None = None) 
         axes.plot(roc.rate, roc.found, color=colour, label=_label(shown))
         if not result.suppressed:
             axes.plot(RATES, shown.certified.power, color=colour, ls="--", lw=1.2)
+        if shown.declared is not None:
+            axes.plot(RATES, shown.declared.power, color=colour, ls=":", lw=1.2)
     lowest = min(lowest, 0.1)
     axes.plot([lowest, 1], [lowest, 1], color="#888888", lw=0.9, label="guessing")
     if not result.suppressed:
         axes.plot([], [], color="#444444", ls="--", lw=1.2, label="no attack above (certified)")
+    if any(row.declared is not None for row in result.groups):
+        axes.plot([], [], color="#444444", ls=":", lw=1.2, label="declared by the tier")
     axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.1))
     axes.set_xlabel("false-positive rate")
     axes.set_ylabel("true-positive rate")

@@ -13,7 +13,7 @@ from scipy.special import betainccinv, betaincinv, expit, logit, stdtrit
 from scipy.stats import rankdata
 
 from ...accounting.profile import Profile
-from ...core.mechanism import FloatArray, IntArray, SampledGaussian
+from ...core.mechanism import FloatArray, Groups, IntArray, SampledGaussian
 from ...planning import Plan
 from ...reporting.membership import Estimate, Roc
 from .attacks import BoolArray, Float32Array
@@ -295,6 +295,19 @@ def dominating(plan: Plan, groups: IntArray) -> tuple[SampledGaussian, ...]:
         drawn = noise[rate > 0] if rate.any() else noise
         history.append(SampledGaussian(float(rate.max()), float(drawn.min()), phase.steps))
     return tuple(history)
+
+
+def declared(groups: Groups, group: int) -> FloatArray:
+    """(rates,) the curve that a tier by risk declares at each of RATES: the smallest of what its limits allow.
+
+    An advantage a allows f + a. Where (f₁, t₁) is declared, a curve that is concave and begins at 0 or above is at most
+    t₁ · max(1, f/f₁). The tail (ε, δ) allows the smaller of e^ε·f + δ and 1 − e^−ε·(1 − δ − f).
+    """
+    delta, epsilon, advantage, rate, power = groups.terms[group]
+    by_rate = power * np.maximum(1.0, RATES / rate) if rate > 0 else np.ones(len(RATES))
+    tail = np.minimum(np.exp(epsilon) * RATES + delta, 1 - np.exp(-epsilon) * (1 - delta - RATES))
+    limits: FloatArray = np.array([RATES + advantage, by_rate, tail, np.ones(len(RATES))])
+    return np.asarray(limits.min(axis=0))
 
 
 @lru_cache(maxsize=256)

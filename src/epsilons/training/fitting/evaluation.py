@@ -23,6 +23,8 @@ from ..validation import columns
 Floats = npt.NDArray[np.float64]
 #: With more classes than this, no AUC is computed: the outputs of all test records would be kept.
 MOST_CLASSES = 100
+#: With more pairs of a class and a group than this, they are not counted.
+MOST_CELLS = 1000
 
 
 @dataclass(frozen=True)
@@ -179,12 +181,17 @@ def evaluate(
     binary: bool = False,
     batch: int = 1024,
     numbers: bool = False,
+    groups: int = 0,
 ) -> dict[str, Any]:
     """{"loss", "accuracy", "per_class", "per_group", …} of `model` on the test data.
+
+    groups     number of groups of the plan, of which the last may have no test records
 
     accuracy   only if targets are classes
     per_class  [right, records] of each class, if each record has one class
     per_group  [right, records] of each group, if eval_data.groups is given; records of unknown group are left out
+    per_class_group
+               for each class, [right, records] of each group, where there are both and not too many
     recall, balanced_accuracy, majority, auc
                with per_class: the share of right records of each class, its mean over the classes, the accuracy of
                naming the most frequent class, and the area under the ROC curve, of more than two classes the mean of
@@ -209,7 +216,7 @@ def evaluate(
         found.add(outputs, targets)
     if not count:
         raise InputError("The test data are empty; there is nothing to evaluate on.")
-    return {"loss": total / count, **found.metrics(eval_data)}
+    return {"loss": total / count, **found.metrics(eval_data, groups)}
 
 
 class _Outcomes:
@@ -247,20 +254,30 @@ class _Outcomes:
         if targets.ndim == 1 and self._classes <= MOST_CLASSES:
             self._kept.append(scores.double().cpu())
 
-    def metrics(self, eval_data: EvalData) -> dict[str, Any]:
+    def metrics(self, eval_data: EvalData, count: int) -> dict[str, Any]:
         kept, targets = (torch.cat(parts).numpy() if parts else None for parts in (self._kept, self._targets))
         if not self._right:
             return {} if kept is None or targets is None else of_numbers(kept, targets, eval_data.scale)
         hits = torch.cat(self._right).double()
         row: dict[str, Any] = {"accuracy": float(hits.mean())}
-        if hits.ndim == 1 and targets is not None:
+        if hits.ndim > 1:
+            return row
+        if targets is not None:
             row["per_class"] = _tallies(hits, torch.from_numpy(targets), self._classes)
             row |= of_classes(row["per_class"])
             row["auc"] = None if kept is None else mean_auc(kept, targets)
-        if hits.ndim == 1 and eval_data.groups is not None:
-            groups = torch.from_numpy(eval_data.groups)
-            row["per_group"] = _tallies(hits, groups, int(eval_data.groups.max(initial=-1)) + 1)
+        if eval_data.groups is not None:
+            groups, count = torch.from_numpy(eval_data.groups), max(count, int(eval_data.groups.max(initial=-1)) + 1)
+            row["per_group"] = _tallies(hits, groups, count)
+            if targets is not None:
+                row |= self._crossed(hits, torch.from_numpy(targets), groups, count)
         return row
+
+    def _crossed(self, hits: Tensor, targets: Tensor, groups: Tensor, count: int) -> dict[str, Any]:
+        if not 0 < self._classes * count <= MOST_CELLS:
+            return {}
+        cells = _tallies(hits, torch.where(groups < 0, -1, targets * count + groups), self._classes * count)
+        return {"per_class_group": [cells[at : at + count] for at in range(0, len(cells), count)]}
 
 
 def _tallies(hits: Tensor, labels: Tensor, count: int) -> list[list[int]]:

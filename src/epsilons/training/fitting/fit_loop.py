@@ -408,7 +408,8 @@ class _Evaluation:
         if self.metrics and self.metrics[-1]["step"] >= step:
             return
         private.checkpoint()  # release nothing of a step before its checkpoint is durable
-        row = {"step": step, **evaluate(self.model, self.held_out, self._compute, **self._kind)}
+        groups = len(private.plan.groups)
+        row = {"step": step, **evaluate(self.model, self.held_out, self._compute, **self._kind, groups=groups)}
         self.metrics.append(row)
         if private.folder:
             private.folder.append_metrics(row)
