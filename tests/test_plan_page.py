@@ -167,13 +167,14 @@ def test_the_command_replaces_no_other_file():
 def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path):
     Path("people.csv").write_text(people(400))
     Path("people.toml").write_text(CONFIG)
-    change("[budgets]", '[about]\npurpose = "to test"\n[budgets]\ntiers = { "1" = 1, "4" = 4 }')
+    about = 'purpose = "to test"\ntiers_decided_on = 2030-01-12\napprovers = ["Board", "A. Meyer"]'
+    change("[budgets]", f"[about]\n{about}\n[budgets]\n" + 'tiers = { "1" = 1, "4" = 4 }')
     change("steps = 4", "steps = 4\nseeds = [1]")
     code = "import sys; from epsilons.cli import app; "
     code += "app(['plan', 'people.toml', '-q', '--html', 'plan.html'], standalone_mode=False); "
     python(code + "assert 'torch' not in sys.modules", tmp_path)
     page = text(Path("plan.html").read_text())
-    for words in ("Privacy plan people", "to test", "mlp", "Seeded."):
+    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", "decided on 2030-01-12 approvers Board A. Meyer"):
         assert words in page
 
 

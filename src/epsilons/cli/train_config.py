@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.plan_choice import differences_from_config, plan_of
+from ..configs.plan_choice import differences_from_config, plan_of, signatures_of
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
@@ -138,7 +138,15 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
-    runs = [_train_once(file, prepared, chosen, run_dir, seed, flags, members) for seed, run_dir in folders.items()]
+    saved = flags.plan if plan_folder is None else plan_folder.path
+    signed = signatures_of(saved, list(folders.values()), plan if flags.resume else None)
+    metadata = _metadata(file, prepared, flags)
+    if fits := [dict(one.values) for one in signed if not one.wrong]:
+        metadata["signatures"] = fits
+    runs = [
+        _train_once(file, prepared, chosen, run_dir, seed, flags, members, metadata)
+        for seed, run_dir in folders.items()
+    ]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
         if warning := _warning(run):
@@ -252,6 +260,7 @@ def _train_once(
     seed: int | None,
     flags: TrainFlags,
     members: Members | None,
+    metadata: dict[str, Any],
 ) -> Run:
     plan, _ = opened(chosen)
     config, training = prepared.config, prepared.config.training
@@ -267,7 +276,6 @@ def _train_once(
         from ..training.fitting.progress import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
-    metadata = _metadata(file, prepared, flags)
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
         with charged as reservation:
@@ -310,7 +318,7 @@ def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, An
     found = {
         "config": config.model_dump(mode="json"),
         "folder": str(file.parent.resolve()),  # the config's paths start here
-        "about": config.about.model_dump(exclude_none=True),
+        "about": config.about.model_dump(mode="json", exclude_defaults=True),
         "tiers": config.budgets.levels,
         "left_out": prepared.left_out,
         "consent": prepared.consent,

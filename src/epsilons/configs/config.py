@@ -459,6 +459,7 @@ class Config(_Section):
         given = {
             "budgets.shares": self.budgets.shares is not None,
             "privacy.runs": self.privacy.runs > 1,
+            "privacy.signed_by": bool(self.privacy.signed_by),
             "privacy.public_shares": self.privacy.public_shares is not None,
             "training.seeds": bool(self.training.seeds),
             "budgets.classes": self.budgets.classes is not None,

@@ -20,6 +20,7 @@ from ..core.mechanism import FloatArray
 from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
+from . import statements
 from .sentences import strategy
 
 #: More tiers than this are merged into so many rows.
@@ -30,12 +31,13 @@ MOST_PROFILES = 40
 
 @dataclass(frozen=True)
 class About:
-    """What the plan does not know: its name, the names of tiers, and facts for the last section."""
+    """What the plan does not know: its name, the names of tiers, what a config states, facts for the last section."""
 
     name: str | None = None
     tiers: Mapping[str, float] | None = None
     simulated: bool = False
     seeded: bool = False
+    stated: statements.About | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     read_off: str | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -31,17 +31,26 @@ MOST_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class About:
-    """Free texts of the caller; None where not stated."""
+    """Texts of the caller, as in [about] of a config; None where not stated."""
 
-    purpose: str | None
-    responsible: str | None
-    contact: str | None
+    purpose: str | None = None
+    responsible: str | None = None
+    contact: str | None = None
+    legal_basis: str | None = None
+    necessity: str | None = None
+    recipients: str | None = None
+    retention: str | None = None
+    residual_risk: str | None = None
+    tiers_decided_by: str | None = None
+    tiers_decided_on: str | None = None
+    approvers: tuple[str, ...] = ()
 
     @property
     def stated(self) -> dict[str, list[str]]:
         """Name -> paragraphs, for the page: of the texts that are stated."""
-        texts = {"purpose": self.purpose, "responsible": self.responsible, "contact": self.contact}
-        return {name: _paragraphs(text) for name, text in texts.items() if text and text.strip()}
+        texts = {one.name.replace("_", " "): getattr(self, one.name) for one in fields(self)}
+        lists = {name: [text] if isinstance(text, str) else text or () for name, text in texts.items()}
+        return {name: [p for text in found for p in _paragraphs(text)] for name, found in lists.items() if found}
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,19 @@ class Period:
 def about_of(values: Any) -> About | None:
     """What the caller wrote. Values of another form are ignored: metadata may hold anything.
 
-    >>> about_of({"purpose": "triage"})
-    About(purpose='triage', responsible=None, contact=None)
+    >>> about_of({"purpose": "triage", "approvers": ["board", 7]})
+    About(purpose='triage', ..., approvers=('board',))
     """
-    if not isinstance(values, Mapping):
-        return None
-    purpose, responsible, contact = (
-        text if isinstance(text := values.get(name), str) and text.strip() else None
-        for name in ("purpose", "responsible", "contact")
-    )
-    return About(purpose, responsible, contact) if purpose or responsible or contact else None
+    found = values if isinstance(values, Mapping) else {}
+    texts: dict[str, Any] = {one.name: text for one in fields(About) if _is_text(text := found.get(one.name))}
+    approvers = found.get("approvers")
+    listed = approvers if isinstance(approvers, list | tuple) else [approvers]
+    texts["approvers"] = tuple(filter(_is_text, listed))
+    return About(**texts) if any(texts.values()) else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def period_of(started: str | None, ended: str | None, release: bool) -> Period:
