@@ -55,9 +55,9 @@ def sign_command(
         public = signatures.new_key(new_key)
         out.print(f"{printable(new_key)}  keep it secret\npublic key   {public}", soft_wrap=True)
         out.print(f"fingerprint  {signatures.fingerprint(public)}")
+        if path is None:
+            return
     key = key or new_key
-    if path is None and new_key is not None:
-        return
     if path is None or key is None or not (name.strip() and role.strip()):
         raise InputError("Say what you sign, and who you are: epsilons sign PATH --key FILE --name NAME --role ROLE")
     signed = signatures.sign(path, key, name.strip(), role.strip())

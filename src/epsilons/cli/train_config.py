@@ -25,6 +25,7 @@ from ..errors import EpsilonsError, InputError, ModelError, printable
 from ..ledger.account import read_account
 from ..ledger.plan_folder import PlanFolder, opened
 from ..ledger.run_folder import RunFolder
+from ..ledger.signatures import Signature
 from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
@@ -140,9 +141,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print(_counted(plan_folder, len(folders)))
     saved = flags.plan if plan_folder is None else plan_folder.path
     signed = signatures_of(saved, list(folders.values()), plan if flags.resume else None)
-    metadata = _metadata(file, prepared, flags)
-    if fits := [dict(one.values) for one in signed if not one.wrong]:
-        metadata["signatures"] = fits
+    metadata = _metadata(file, prepared, flags, signed)
     runs = [
         _train_once(file, prepared, chosen, run_dir, seed, flags, members, metadata)
         for seed, run_dir in folders.items()
@@ -312,7 +311,7 @@ def _train_once(
     return run
 
 
-def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, Any]:
+def _metadata(file: Path, prepared: Prepared, flags: TrainFlags, signed: Sequence[Signature]) -> dict[str, Any]:
     """What run.json says about the config."""
     config, features = prepared.config, prepared.features
     found = {
@@ -327,6 +326,7 @@ def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, An
         "set": recorded(flags.changed) if flags.changed else None,
         "provenance": [entry.to_dict() for entry in config.data.provenance],
         "features": None if features is None else features.origin,
+        "signatures": [dict(one.values) for one in signed if not one.wrong] or None,
     }
     return {key: value for key, value in found.items() if value is not None or key == "tiers"}
 

@@ -21,7 +21,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 
 from ..core import files
 from ..errors import InputError, PromiseError, RunError, parsed_json
@@ -36,39 +46,26 @@ EVIDENCE = (
     *("model.json", "model.safetensors", "features.safetensors"),
 )
 SUFFIX = ".sig"
-_TEXTS = ("of", "name", "role", "date", "digest", "public_key")
 CHANGED = "was changed after it was signed, or is damaged"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A signature, as it was checked. plan: the digest of the plan. wrong: what does not fit; None if all does."""
+    """A signature, as it was checked. wrong: what does not fit; None if all does. Without values it is damaged."""
 
     file: Path
     values: Mapping[str, Any]
-    wrong: str | None
-
-    @property
-    def plan(self) -> str | None:
-        """The digest of the signed plan, or of the run's; None for a release."""
-        return self.values.get("plan")
-
-    @property
-    def keys(self) -> set[str]:
-        """The public key, and its fingerprint."""
-        key = self.values.get("public_key", "")
-        return {key, fingerprint(key)} if key else set()
+    wrong: str | None = None
 
     def __str__(self) -> str:
         if not self.values:
-            return f"{self.file.name}: {self.wrong}"
-        name, role, date, key = (self.values[one] for one in ("name", "role", "date", "public_key"))
-        told = f"{name} ({role}) signed the {self.values['of']} on {date[:10]} with the key {fingerprint(key)}"
-        return told + (f", and {self.wrong}" if self.wrong else "")
+            return f"{self.file.name} {self.wrong}"
+        name, role, of, date, key = (self.values[one] for one in ("name", "role", "of", "date", "public_key"))
+        but = f", and {self.wrong}" if self.wrong else ""
+        return f"{name} ({role}) signed the {of} on {date[:10]} with the key {fingerprint(key)}{but}"
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What is signed: a plan, run or release; how names of its signatures begin; name -> SHA-256 of its files."""
 
     of: str
@@ -82,9 +79,8 @@ class Seen:
 
 
 def seen(path: Path) -> Seen:
-    """The files of a plan, a run or a release. Raises RunError for anything else, and what `files.sha256_of` raises."""
-    if (path / "slots").is_dir():  # the folder of a plan for several runs
-        path = path / "plan.json"
+    """The files of a plan, a run or a release. Raises RunError for anything else, and for unreadable files."""
+    path = path / "plan.json" if (path / "slots").is_dir() else path  # of a plan for several runs
     if path.is_file():
         return Seen("plan", path, {"plan.json": files.sha256_of(path)})
     if model_file.is_release(path):
@@ -102,12 +98,11 @@ def sign(path: Path, key: Path, name: str, role: str) -> Signature:
     Raises RunError for a run that is not finished, InputError for a key that is none, and what reading a plan, a ledger
     and a release raises.
     """
-    what, run, plan = seen(path), RunFolder(path), None
-    if what.of == "release":
+    what, run = seen(path), RunFolder(path)
+    plan = None if what.of == "release" else Plan.load(run.plan if what.of == "run" else what.beside)
+    if plan is None:
         model_file.check_sums(path)
-    else:
-        plan = Plan.load(run.plan if what.of == "run" else what.beside)
-    if what.of == "run" and plan is not None:
+    elif what.of == "run":
         read_account(run.ledger, plan)
         if run.key.exists():
             raise RunError(f"The run in {path} is not finished, and its files would change. Sign it when it is.")
@@ -116,55 +111,56 @@ def sign(path: Path, key: Path, name: str, role: str) -> Signature:
     values |= {"files": what.files, "digest": what.digest, "plan": plan and plan.digest, "public_key": public}
     values["signature"] = as_text(own.sign(body(values)))
     file = what.beside.with_name(f"{what.beside.name}.{fingerprint(public)[:8]}{SUFFIX}")
-    return Signature(files.write_json(file, values, release=what.of == "release"), values, None)
+    return Signature(files.write_json(file, values, release=plan is None), values)
 
 
 def signatures(path: Path) -> tuple[Signature, ...]:
     """The signatures of what is there, checked. Raises what `seen` raises."""
     what = seen(path)
     beside = sorted(what.beside.parent.glob(f"*{SUFFIX}"))
-    return tuple(_checked(file, what) for file in beside if file.name[: -len(SUFFIX) - 9] == what.beside.name)
-
-
-def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:
-    """Raise PromiseError if a signature does not fit, or one of these keys or fingerprints signed nothing."""
-    if wrong := [one for one in given if one.wrong]:
-        raise PromiseError(f"{what}: {wrong[0]}.")
-    if missing := [key for key in wanted if not any(key in one.keys for one in given)]:
-        raise PromiseError(f"{what} is not signed with the key {missing[0]}. Its holder signs with: epsilons sign")
+    return tuple(_read(file, what) for file in beside if file.name[: -len(SUFFIX) - 9] == what.beside.name)
 
 
 def of_run(run: RunFolder, plan: Plan) -> tuple[Signature, ...]:
     """The signatures that a run's plan had when the run began, from run.json, checked against the plan."""
     metadata = run.read_settings().get("metadata")
     records = metadata.get("signatures") if isinstance(metadata, dict) else None
-    found = [_parsed(run.settings, one) for one in records] if isinstance(records, list) else []
+    found = [_checked(run.settings, one) for one in records] if isinstance(records, list) else []
     other = "this is another plan"
-    return tuple(one if one.wrong or one.plan == plan.digest else replace(one, wrong=other) for one in found)
+    return tuple(one if one.wrong or one.values["plan"] == plan.digest else replace(one, wrong=other) for one in found)
 
 
-def _checked(file: Path, what: Seen) -> Signature:
-    try:
-        found = _parsed(file, parsed_json(files.read(file)))
-    except ValueError:
-        return Signature(file, {}, CHANGED)
-    signed = found.values.get("files", {})
-    changed = sorted(name for name in {*signed, *what.files} if signed.get(name) != what.files.get(name))
-    if found.wrong or (not changed and (found.values["of"], found.values["digest"]) == (what.of, what.digest)):
+def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:
+    """Raise PromiseError if a signature does not fit, or one of these keys or fingerprints signed nothing."""
+    if wrong := [one for one in given if one.wrong]:
+        raise PromiseError(f"{what}: {wrong[0]}.")
+    keys = {one.values["public_key"] for one in given}
+    if missing := [key for key in wanted if key not in keys | set(map(fingerprint, keys))]:
+        raise PromiseError(f"{what} is not signed with the key {missing[0]}. Its holder signs with: epsilons sign")
+
+
+def _read(file: Path, what: Seen) -> Signature:
+    """A signature, compared with what is there."""
+    found = _checked(file, files.read(file))
+    if found.wrong or (found.values["of"], found.values["files"]) == (what.of, what.files):
         return found
-    first = changed[0] if changed else what.beside.name
+    signed = found.values["files"]
+    first = min((n for n in {*signed, *what.files} if signed.get(n) != what.files.get(n)), default=what.beside.name)
     verb = "is new" if first not in signed else "was changed" if first in what.files else "is missing"
     return replace(found, wrong=f"{first} {verb} since")
 
 
-def _parsed(file: Path, values: Any) -> Signature:
+def _checked(file: Path, values: Any) -> Signature:
+    """A signature, compared with its key."""
     try:
+        values = parsed_json(values) if isinstance(values, bytes) else values
         verify(values["public_key"], values["signature"], body(values))
-        if not all(isinstance(values[name], str) for name in _TEXTS) or not isinstance(values["files"], dict):
+        texts = [values[name] for name in ("of", "name", "role", "date", "digest")]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(values["files"], dict):
             raise ValueError
+        return Signature(file, {"plan": None, **values})
     except (KeyError, TypeError, ValueError, AttributeError):
         return Signature(file, {}, CHANGED)
-    return Signature(file, values, None)
 
 
 # -- Ed25519: keys in PEM, signatures of JSON values, as text
@@ -172,38 +168,34 @@ def _parsed(file: Path, values: Any) -> Signature:
 
 def new_key(path: Path) -> str:
     """Make a private key in a new file, readable by its owner alone, and return its public key. Raises InputError."""
-    serialization, ed25519 = _cryptography()
-    key, encoding = ed25519.Ed25519PrivateKey.generate(), serialization.Encoding.PEM
-    pem = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     try:
-        files.create(path, pem)
+        files.create(path, Ed25519PrivateKey.generate().private_bytes(*form))
     except OSError as error:
         raise InputError(f"{path} cannot be made: {error.strerror or error}. A key needs a new file.") from None
     return private_key(path)[1]
 
 
-def private_key(path: Path) -> tuple[Any, str]:
+def private_key(path: Path) -> tuple[Ed25519PrivateKey, str]:
     """The private key in a PEM file, and its public key as text. Raises InputError."""
-    serialization, ed25519 = _cryptography()
     try:
-        key: Any = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, TypeError):
         key = None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise InputError(
             f"{path} must be a private Ed25519 key in PEM without a password, as openssl genpkey -algorithm ed25519 "
             "writes it."
         )
-    return key, as_text(key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw))
+    return key, as_text(key.public_key().public_bytes_raw())
 
 
 def public_key(path: Path) -> str:
     """The public key in a PEM file, as text. Raises OSError, and others for a file that holds none."""
-    serialization, _ = _cryptography()
-    key: Any = serialization.load_pem_public_key(path.read_bytes())
-    return as_text(key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw))
+    key: Any = load_pem_public_key(path.read_bytes())
+    return as_text(key.public_bytes_raw())
 
 
 def fingerprint(public: str) -> str:
@@ -218,25 +210,16 @@ def body(values: Mapping[str, Any]) -> bytes:
 
 
 def verify(public: str, signature: str, signed: bytes) -> None:
-    """Raise ValueError unless it is this key's signature."""
-    from cryptography.exceptions import InvalidSignature
-
+    """Raise ValueError unless it is this key's signature. Of several spellings of base64, one counts."""
+    key, value = (base64.b64decode(text, validate=True) for text in (public, signature))
     try:
-        key, value = (base64.b64decode(text, validate=True) for text in (public, signature))
-        if (as_text(key), as_text(value)) != (public, signature):  # base64 has several spellings of some bytes
-            raise ValueError("not canonical")
-        _cryptography()[1].Ed25519PublicKey.from_public_bytes(key).verify(value, signed)
+        Ed25519PublicKey.from_public_bytes(key).verify(value, signed)
     except InvalidSignature:
-        raise ValueError("another signature") from None
+        value = b""
+    if (as_text(key), as_text(value)) != (public, signature):
+        raise ValueError("no signature of this key")
 
 
 def as_text(value: bytes) -> str:
     """Bytes in base64."""
     return base64.b64encode(value).decode()
-
-
-def _cryptography() -> tuple[Any, Any]:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    return serialization, ed25519
