@@ -18,6 +18,8 @@ epsilons report runs/first
 epsilons report runs/first -o papers/first.html
 
 epsilons report runs/first --json | jq .status
+
+epsilons report runs/people-1 --for-people sheets    # sheets/1-strict.en.html, sheets/1-strict.de.html, …
 """
 
 
@@ -25,6 +27,9 @@ def report_command(
     run: Annotated[Path, typer.Argument(help="The folder of one run.", show_default=False)],
     output: Annotated[Path | None, option("The internal page. Default: RUN/report.html.", "--output", "-o")] = None,
     as_json: Annotated[bool, option("Print the internal report as JSON, and write no file.", "--json")] = False,
+    for_people: Annotated[
+        Path | None, option("Write sheets for the people in the data into this folder instead.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.
@@ -32,9 +37,21 @@ def report_command(
     The plan is verified and the ledger checked again. The internal files are confidential: they show every budget that
     was chosen. In the files for release, budgets shared by fewer than 20 records are merged, and nothing is shown that
     was measured on private data.
+
+    --for-people writes one sheet for each declared tier, in English and German, for those who chose it: what they
+    chose, what it means in 100 guesses, what was done, how to withdraw. Read it before you hand it out: it speaks for
+    you. What [about] does not state (purpose, responsible, contact) is left blank, to be written by hand.
     """
     from .. import reporting
 
+    if for_people is not None:
+        if as_json or output is not None:
+            raise InputError("--for-people writes sheets, and no report; leave out --json and --output.")
+        from ..reporting.sheets import save_sheets
+
+        for file in save_sheets(run, for_people):
+            console(quiet=quiet).print(printable(file), soft_wrap=True)
+        return
     if as_json and output is not None:
         raise InputError("--json prints the report and writes no file; give either --json or --output.")
     internal = reporting.report(run)

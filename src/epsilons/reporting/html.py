@@ -129,6 +129,12 @@ def plan_page(content: PlanPage) -> str:
     )
 
 
+def sheet_page(mark: str, language: str, right: int, texts: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    """A sheet for the people of a tier. sections: name -> paragraphs"""
+    template = _template("sheet.html.jinja")
+    return template.render(mark=Markup(mark), language=language, right=right, texts=texts, sections=sections)
+
+
 @cache
 def _template(name: str) -> Template:
     return template(name, _FILTERS, autoescape=True, finalize=_without_control_characters)
