@@ -32,6 +32,10 @@ COMMANDS = {
         "plan",
         "Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.",
     ),
+    "compare": (
+        "plan",
+        "Show two or three plans side by side: odds, noise and influence of each tier, and a verdict.",
+    ),
     "train": (
         "train",
         "Train under individual budgets: on your data, by a config, or on the digits as a demonstration.",

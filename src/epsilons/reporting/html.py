@@ -20,10 +20,10 @@ from markupsafe import Markup, escape
 from ..core.disclosure import of_unit
 from ..core.files import write_text
 from ..errors import RunError, printable
-from ..planning import Plan, display
+from ..planning import Plan, advice, display
 from .content import Content
 from .membership import Estimate, GroupAttack, MembershipResult
-from .plan_page import About, PlanPage, make_page
+from .plan_page import About, PlanPage, SideBySide, make_page
 from .plan_words import Curve
 
 # -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
@@ -127,6 +127,11 @@ def plan_page(content: PlanPage) -> str:
     return _template("plan.html.jinja").render(
         page=content, mark=Markup(PLAN_MARK), guarantee=_parts_of_guarantee(content.plan.guarantee)
     )
+
+
+def compare_page(content: SideBySide) -> str:
+    """The page of plans side by side. It is internal."""
+    return _template("compare.html.jinja").render(page=content, mark=Markup(PLAN_MARK), model=advice.MODEL)
 
 
 def sheet_page(mark: str, language: str, right: int, texts: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
