@@ -152,24 +152,22 @@ def compare_command(
     """
     if not 2 <= len(set(plans)) == len(plans) <= 3:
         raise InputError(f"Compare two or three different plans, got {len(plans)}.")
-    if html:
-        check_replaceable(html)
+    stems = [path.stem for path in plans]
+    names = stems if len(set(stems)) == len(stems) else map(str, plans)
     files = [path / "plan.json" if path.is_dir() else path for path in plans]
-    names = [path.stem for path in plans] if len({path.stem for path in plans}) == len(plans) else map(str, plans)
     content = side_by_side({name: planning.Plan.load(file) for name, file in zip(names, files, strict=True)})
-    if html:
-        write_text(html, compare_page(content))
-    if as_json:
-        print(json_text({"document": "epsilons comparison", "schema": 1, "plans": list(map(_values, content.pages))}))
-        return
-    out = console(quiet=quiet)
+    out = console(quiet=quiet or as_json)
     for table in (content.facts, *content.tables):
         show_table(([table.title, *content.names], [[label, *cells] for label, cells in table.rows]), out, left=1)
     for page in content.pages:
         verdict = page.verdict or of_unit(ADVICE_SUPPRESSED, page.plan.unit)
         out.print(f"{printable(page.about.name)}: {verdict}", soft_wrap=True)
     if html:
+        check_replaceable(html)
+        write_text(html, compare_page(content))
         out.print(f"\nThe page is {printable(html)}. It is internal, confidential.")
+    if as_json:
+        print(json_text({"document": "epsilons comparison", "schema": 1, "plans": list(map(_values, content.pages))}))
 
 
 def _values(page: PlanPage) -> dict[str, Any]:

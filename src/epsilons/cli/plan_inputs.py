@@ -21,7 +21,6 @@ from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
 from ..planning.planner import is_import_path
 from ..reporting.plan_page import About
-from ..reporting.statements import about_of
 from . import options as opt
 
 REGISTRY = "Lifetime budgets"
@@ -217,7 +216,7 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
         tiers=config.budgets.levels,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
-        stated=about_of(config.about.model_dump(mode="json")),
+        stated=config.about,
         facts={"data": config.data.train, **model, **day}
         | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,

@@ -19,11 +19,11 @@ from ..data import DATASETS
 from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..errors import BudgetError
+from ..ledger.run_json import About
 from ..planning.guarantee import EACH_ROW
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, decimal, is_table
 from .config_training import (
     STRICT,
-    AboutSection,
     FeaturesSection,
     ModelSection,
     NotNegative,
@@ -398,7 +398,7 @@ class Config(_Section):
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
     registry: RegistrySection | None = None
-    about: AboutSection = AboutSection()
+    about: About = About()
 
     @property
     def model_options(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .content import Content
 from .membership import Estimate, GroupAttack, MembershipResult
 from .plan_page import About, PlanPage, SideBySide, make_page
 from .plan_words import Curve
+from .statements import stated
 
 # -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
 #
@@ -230,6 +231,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "formula": _formula,
     "spent": _spent,
     "of_unit": of_unit,
+    "stated": stated,
 }
 
 

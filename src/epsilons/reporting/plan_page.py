@@ -19,10 +19,10 @@ from ..budgets.budgets import Budgets
 from ..core.disclosure import DisplayRow, display_rows, has_small_cells
 from ..core.mechanism import FloatArray
 from ..errors import PlanError
+from ..ledger import run_json
 from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
-from . import statements
 from .sentences import strategy
 
 #: More tiers than this are merged into so many rows.
@@ -39,7 +39,7 @@ class About:
     tiers: Mapping[str, float] | None = None
     simulated: bool = False
     seeded: bool = False
-    stated: statements.About | None = None
+    stated: run_json.About | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     read_off: str | None = None
 

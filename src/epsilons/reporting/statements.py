@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from pydantic import Field
 from ..core.disclosure import of_unit
 from ..data.arrays import Provenance, in_words, undeclared
 from ..errors import RunError, parsed_json
-from ..ledger.run_json import Strict
+from ..ledger.run_json import About, Strict
 from .load_run import RunRecord
 from .sentences import listed
 
@@ -27,30 +27,6 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 #: Longer texts are shown up to here on the page. The JSON holds them whole.
 MOST_CHARACTERS = 2000
-
-
-@dataclass(frozen=True)
-class About:
-    """Texts of the caller, as in [about] of a config; None where not stated."""
-
-    purpose: str | None = None
-    responsible: str | None = None
-    contact: str | None = None
-    legal_basis: str | None = None
-    necessity: str | None = None
-    recipients: str | None = None
-    retention: str | None = None
-    residual_risk: str | None = None
-    tiers_decided_by: str | None = None
-    tiers_decided_on: str | None = None
-    approvers: tuple[str, ...] = ()
-
-    @property
-    def stated(self) -> dict[str, list[str]]:
-        """Name -> paragraphs, for the page: of the texts that are stated."""
-        texts = {one.name.replace("_", " "): getattr(self, one.name) for one in fields(self)}
-        lists = {name: [text] if isinstance(text, str) else text or () for name, text in texts.items()}
-        return {name: [p for text in found for p in _paragraphs(text)] for name, found in lists.items() if found}
 
 
 @dataclass(frozen=True)
@@ -76,18 +52,24 @@ def about_of(values: Any) -> About | None:
     """What the caller wrote. Values of another form are ignored: metadata may hold anything.
 
     >>> about_of({"purpose": "triage", "approvers": ["board", 7]})
-    About(purpose='triage', ..., approvers=('board',))
+    About(purpose='triage', ..., approvers=['board'])
     """
     found = values if isinstance(values, Mapping) else {}
-    texts: dict[str, Any] = {one.name: text for one in fields(About) if _is_text(text := found.get(one.name))}
+    texts: dict[str, Any] = {name: text for name in About.model_fields if _is_text(text := found.get(name))}
     approvers = found.get("approvers")
-    listed = approvers if isinstance(approvers, list | tuple) else [approvers]
-    texts["approvers"] = tuple(filter(_is_text, listed))
-    return About(**texts) if any(texts.values()) else None
+    texts["approvers"] = list(filter(_is_text, approvers if isinstance(approvers, list) else [approvers]))
+    return About.model_construct(**texts) if any(texts.values()) else None
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def stated(about: About | None) -> dict[str, list[str]]:
+    """Name -> paragraphs, for the page: of what is stated."""
+    texts = {name.replace("_", " "): text for name, text in about or () if text}
+    lists = {name: text if isinstance(text, list) else [str(text)] for name, text in texts.items()}
+    return {name: [part for text in found for part in _paragraphs(text)] for name, found in lists.items()}
 
 
 def period_of(started: str | None, ended: str | None, release: bool) -> Period:
