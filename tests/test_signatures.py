@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from epsilons import Budgets, Recipe, plan
+from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import InputError, PromiseError, RunError
 from epsilons.ledger import signatures
 from epsilons.ledger.run_folder import RunFolder
@@ -77,7 +77,8 @@ def test_the_digest_is_what_sha256sum_prints(copy):
     import hashlib
 
     lines = [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in sorted(RELEASE.glob("*[!g]"))]
-    assert signatures.seen(RELEASE).digest == hashlib.sha256("".join(lines).encode()).hexdigest()
+    (one,) = signatures.signatures(RELEASE)
+    assert one.values["digest"] == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_every_changed_byte_of_a_plan_is_found(copy):
@@ -139,6 +140,21 @@ def test_every_changed_byte_of_a_signature_is_found_or_changes_no_value(copy):
     for _ in flipped(file):
         if wrong(RELEASE) == [None]:
             assert json.loads(file.read_text()) == values
+
+
+@pytest.mark.parametrize("key", ["document", "name", "role", "date", "of", "files"])
+@pytest.mark.parametrize("value", [None, 3, [["a", "b"]], "x"])
+def test_a_signer_who_signs_values_of_another_form_breaks_nothing(copy, key, value):
+    file = next(RUN.glob("run.*.sig"))
+    own, _ = signatures.private_key(Path("officer.pem"))
+    values = json.loads(file.read_text()) | {key: value}
+    values["signature"] = signatures.as_text(own.sign(signatures.body(values)))
+    file.write_text(json.dumps(values))
+    done = epsilons("verify", RUN)
+    if value == "x" and key in ("name", "role", "date"):
+        done.succeeded("x")
+    else:
+        done.is_refused(3)
 
 
 def test_a_signature_of_another_key_under_a_stolen_name_is_found(copy):
@@ -246,6 +262,11 @@ def test_a_true_signature_of_another_plan_in_run_json_is_found(copy):
     other = plan(Budgets([1.0] * 60), Recipe(3, 20, 1.0), accountant="rdp")
     with pytest.raises(PromiseError, match="another plan"):
         signatures.check_signed(signatures.of_run(RunFolder(RUN), other), [], "the plan")
+    settings = json.loads((RUN / "run.json").read_text())
+    settings["metadata"]["signatures"] = [json.loads(next(RUN.glob("run.*.sig")).read_text())]
+    (RUN / "run.json").write_text(json.dumps(settings))
+    (found,) = signatures.of_run(RunFolder(RUN), Plan.load(RUN / "plan.json"))
+    assert found.wrong == signatures.OTHER  # it is of a run, and nobody saw the plan before
 
 
 def test_the_folder_that_counts_runs_can_be_signed(copy):

@@ -24,14 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
 from ..core import files
 from ..errors import InputError, PromiseError, RunError, parsed_json
@@ -46,7 +40,7 @@ EVIDENCE = (
     *("model.json", "model.safetensors", "features.safetensors"),
 )
 SUFFIX = ".sig"
-CHANGED = "was changed after it was signed, or is damaged"
+CHANGED, OTHER = "was changed after it was signed, or is damaged", "this is another plan"
 
 
 @dataclass(frozen=True)
@@ -71,11 +65,6 @@ class Seen(NamedTuple):
     of: str
     beside: Path
     files: dict[str, str]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all names and hashes."""
-        return hashlib.sha256("".join(f"{self.files[n]}  {n}\n" for n in sorted(self.files)).encode()).hexdigest()
 
 
 def seen(path: Path) -> Seen:
@@ -107,8 +96,9 @@ def sign(path: Path, key: Path, name: str, role: str) -> Signature:
         if run.key.exists():
             raise RunError(f"The run in {path} is not finished, and its files would change. Sign it when it is.")
     own, public = private_key(key)
+    digest = hashlib.sha256("".join(f"{what.files[n]}  {n}\n" for n in sorted(what.files)).encode()).hexdigest()
     values = {"document": "epsilons signature", "schema": 1, "of": what.of, "name": name, "role": role, "date": now()}
-    values |= {"files": what.files, "digest": what.digest, "plan": plan and plan.digest, "public_key": public}
+    values |= {"files": what.files, "digest": digest, "plan": plan and plan.digest, "public_key": public}
     values["signature"] = as_text(own.sign(body(values)))
     file = what.beside.with_name(f"{what.beside.name}.{fingerprint(public)[:8]}{SUFFIX}")
     return Signature(files.write_json(file, values, release=plan is None), values)
@@ -126,8 +116,10 @@ def of_run(run: RunFolder, plan: Plan) -> tuple[Signature, ...]:
     metadata = run.read_settings().get("metadata")
     records = metadata.get("signatures") if isinstance(metadata, dict) else None
     found = [_checked(run.settings, one) for one in records] if isinstance(records, list) else []
-    other = "this is another plan"
-    return tuple(one if one.wrong or one.values["plan"] == plan.digest else replace(one, wrong=other) for one in found)
+    same = {"of": "plan", "plan": plan.digest}
+    return tuple(
+        one if one.wrong or {**one.values, **same} == one.values else replace(one, wrong=OTHER) for one in found
+    )
 
 
 def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:
@@ -155,8 +147,8 @@ def _checked(file: Path, values: Any) -> Signature:
     try:
         values = parsed_json(values) if isinstance(values, bytes) else values
         verify(values["public_key"], values["signature"], body(values))
-        texts = [values[name] for name in ("of", "name", "role", "date", "digest")]
-        if not all(isinstance(text, str) for text in texts) or not isinstance(values["files"], dict):
+        are_texts = all(isinstance(values[name], str) for name in ("of", "name", "role", "date"))
+        if values["document"] != "epsilons signature" or not (are_texts and isinstance(values["files"], dict)):
             raise ValueError
         return Signature(file, {"plan": None, **values})
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -168,7 +160,7 @@ def _checked(file: Path, values: Any) -> Signature:
 
 def new_key(path: Path) -> str:
     """Make a private key in a new file, readable by its owner alone, and return its public key. Raises InputError."""
-    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    form = pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
     try:
         files.create(path, Ed25519PrivateKey.generate().private_bytes(*form))
     except OSError as error:
@@ -179,7 +171,7 @@ def new_key(path: Path) -> str:
 def private_key(path: Path) -> tuple[Ed25519PrivateKey, str]:
     """The private key in a PEM file, and its public key as text. Raises InputError."""
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = pem.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, TypeError):
@@ -194,7 +186,7 @@ def private_key(path: Path) -> tuple[Ed25519PrivateKey, str]:
 
 def public_key(path: Path) -> str:
     """The public key in a PEM file, as text. Raises OSError, and others for a file that holds none."""
-    key: Any = load_pem_public_key(path.read_bytes())
+    key: Any = pem.load_pem_public_key(path.read_bytes())
     return as_text(key.public_bytes_raw())
 
 
