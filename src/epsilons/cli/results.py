@@ -106,11 +106,16 @@ def release_command(
     because the guarantee does not cover them, and for runs with a seed, because the seed shows the noise.
     """
     from .. import reporting
+    from ..ledger.model_file import read_model_file
 
     folder = reporting.release(run, output, undeclared)
+    reasons = read_model_file(folder).not_covered
+    words = (
+        f"NOT COVERED by the guarantee, for tests only: {'; '.join(reasons)}" if reasons else "may be given away, whole"
+    )
     if not quiet:
         out = console()
-        out.print(f"{printable(folder)}  may be given away, whole. Its README.md is the model card.", soft_wrap=True)
+        out.print(f"{printable(folder)}  {printable(words)}. Its README.md is the model card.", soft_wrap=True)
         out.print(f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv", soft_wrap=True)
 
 
