@@ -143,6 +143,13 @@ def test_a_run_that_a_sheet_would_say_too_much_about_has_none(tmp_path, words, c
     assert not (tmp_path / "sheets").exists()
 
 
+def test_a_run_with_several_deltas_has_none(tmp_path):
+    """The largest of them may be what one person chose."""
+    few = plan(Budgets([0.5] * 60 + [2.0] * 60, delta=[1e-4] * 100 + [1e-5] * 20), Recipe(20, 50, 1.0), "scale", "rdp")
+    with pytest.raises(RunError, match="several deltas"):
+        sheets.save_sheets(run(tmp_path / "run", few), tmp_path / "sheets")
+
+
 def test_a_run_whose_audit_contradicts_it_has_none(tmp_path):
     path = run(tmp_path / "run", of(200, 300, 100))
     audited(path, load_run(path).plan.digest, verdict="violated", violated=True)

@@ -38,7 +38,7 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     """
     record = load_run(path, accountant)
     content, tiers = make_content(record, release=True), record.settings.metadata.tiers or {}
-    if reasons := _reasons(content, tiers):
+    if reasons := _reasons(content, tiers, len(set(record.plan.delta.tolist()))):
         raise RunError(f"{path} has no sheets for people: {'; '.join(reasons)}.")
     pages = {}
     for number, (tier, epsilon) in enumerate(tiers.items(), start=1):
@@ -51,10 +51,11 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     return [write_text(target, page, release=True) for target, page in pages.items()]
 
 
-def _reasons(content: Content, tiers: Mapping[str, float]) -> list[str]:
+def _reasons(content: Content, tiers: Mapping[str, float], deltas: int) -> list[str]:
     stated, audited = content.origins, content.audited
     found = {
         "it states no tiers ([budgets] tiers)": not tiers,
+        "its people have several deltas, so no tier promises one": deltas > 1,
         "its tiers are simulated, so nobody chose them": content.simulated,
         "its budgets are of rows, and a person may have several (data.person)": not content.unit.is_person,
         "it is not finished": content.status.state == "open" or content.key_left,
