@@ -52,8 +52,8 @@ COMMANDS = {
         "results",
         "Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.",
     ),
-    "sign": ("signing", "Sign a plan, a finished run or a release: who saw these files, in which role, and when."),
-    "verify": ("signing", "Say who signed a plan, a run or a release, and fail if a byte of it was changed since."),
+    "sign": ("results", "Sign a plan, a finished run or a release: who saw these files, in which role, and when."),
+    "verify": ("results", "Say who signed a plan, a run or a release, and fail if a byte of it was changed since."),
     "audit": ("audit", "Train once more under a run's plan, with canaries among the records, and test the result."),
     "attack": ("audit", "Measure how well an attacker recognises the training records of each group."),
     "registry": (

@@ -122,6 +122,12 @@ def of_run(run: RunFolder, plan: Plan) -> tuple[Signature, ...]:
     )
 
 
+def before(path: Path) -> tuple[Signature, ...]:
+    """The same for the folder of a run; empty for anything else."""
+    run = RunFolder(path)
+    return of_run(run, Plan.load(run.plan)) if run.settings.is_file() else ()
+
+
 def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:
     """Raise PromiseError if a signature does not fit, or one of these keys or fingerprints signed nothing."""
     if wrong := [one for one in given if one.wrong]:
