@@ -40,7 +40,8 @@ def report_command(
 
     --for-people writes one sheet for each declared tier, in English and German, for those who chose it: what they
     chose, what it means in 100 guesses, what was done, how to withdraw. Read it before you hand it out: it speaks for
-    you. What [about] does not state (purpose, responsible, contact) is left blank, to be written by hand.
+    you. What the config does not state of about.purpose, about.responsible and about.contact is left blank, to be
+    written by hand.
     """
     from .. import reporting
 
@@ -157,7 +158,7 @@ def sign_command(
     seen: of a plan its file; of a run plan.json, run.json, ledger, metrics, audit, attack, model and features; of a
     release every file. Several people can sign. Audit and attack a run before it is signed: they change it.
 
-    With [privacy] signed_by = ["PUBLIC KEY"] in a config, epsilons train refuses a plan that is not signed with it.
+    With privacy.signed_by = ["PUBLIC KEY"] in a config, epsilons train refuses a plan that is not signed with it.
     """
     from ..ledger import signatures
 
