@@ -196,6 +196,12 @@ def test_the_list_of_commands_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_word_of_the_help_is_taken_for_markup(name):
+    """rich leaves out [about] as an unknown style."""
+    assert not re.search(r"\[/?[a-z]", cli.loaded(name).help)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_list_of_commands_shows_the_first_sentence_of_each(name):
     assert cli.loaded(name).help.split("\n\n")[0] == cli.COMMANDS[name][-1]
 

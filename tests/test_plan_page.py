@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.errors import PlanError
 from epsilons.planning import advise, risk_profile
-from epsilons.reporting.html import plan_page
-from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page
+from epsilons.reporting.html import compare_page, plan_page
+from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page, side_by_side
 from program import CONFIG, change, epsilons, people, python
 
 RECIPE = Recipe(steps=40, batch_size=100, clip_norm=1.0)
@@ -167,13 +170,14 @@ def test_the_command_replaces_no_other_file():
 def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path):
     Path("people.csv").write_text(people(400))
     Path("people.toml").write_text(CONFIG)
-    change("[budgets]", '[about]\npurpose = "to test"\n[budgets]\ntiers = { "1" = 1, "4" = 4 }')
+    about = 'purpose = "to test"\ntiers_decided_on = 2030-01-12\napprovers = ["Board", "A. Meyer"]'
+    change("[budgets]", f"[about]\n{about}\n[budgets]\n" + 'tiers = { "1" = 1, "4" = 4 }')
     change("steps = 4", "steps = 4\nseeds = [1]")
     code = "import sys; from epsilons.cli import app; "
     code += "app(['plan', 'people.toml', '-q', '--html', 'plan.html'], standalone_mode=False); "
     python(code + "assert 'torch' not in sys.modules", tmp_path)
     page = text(Path("plan.html").read_text())
-    for words in ("Privacy plan people", "to test", "mlp", "Seeded."):
+    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", "decided on 2030-01-12 approvers Board A. Meyer"):
         assert words in page
 
 
@@ -193,3 +197,104 @@ def test_a_page_of_persons_names_no_record():
     words = text(shown(plan(budgets, RECIPE, "scale", "rdp")))
     assert "Persons with a budget below the threshold" in words
     assert not re.search(r"\b[Rr]ecords? with", words)
+
+
+# -- plans side by side ----------------------------------------------------------------------------------------------
+
+
+def of(shares: dict[float, float], strategy: str = "scale", steps: int = 40, **more: Any) -> Plan:
+    return plan(Budgets.from_shares(shares, records=1000, **more), Recipe(steps, 100, 1.0), strategy, "rdp")
+
+
+THREE = {
+    "careful": of({0.5: 0.4, 2.0: 0.6}),
+    "bold": of({1.0: 0.4, 2.0: 0.6}, "sample", steps=80),
+    "mixed": of({0.5: 0.4, 2.0: 0.6}, "mix"),
+}
+
+
+@pytest.fixture
+def saved():
+    for name, made in THREE.items():
+        made.save(f"{name}.json")
+
+
+def test_every_cell_is_that_of_the_page_of_its_plan():
+    content = side_by_side(THREE)
+    tables = {table.title: dict(table.rows) for table in content.tables}
+    for column, made in enumerate(THREE.values()):
+        page = make_page(made, About())
+        rights = risk_profile.right_guesses(made)
+        for tier, right, count in zip(page.tiers, rights, made.counts, strict=True):
+            assert tables["Right guesses of 100"][tier.label][column] == str(right)
+            assert tables["How many"][tier.label][column] == str(count)
+            for title in ("Influence", "Noise", "ε spent"):
+                assert tables[title][tier.label][column] == cells(page, title)[tier.label][0]
+    assert list(tables["Noise"]) == ["0.5", "1", "2"]
+    assert tables["Noise"]["1"][0] == "–"
+    facts = dict(content.facts.rows)
+    assert facts["strategy"] == ("scale", "sample", "mix")
+    assert facts["steps"] == ("40", "80", "40")
+    assert facts["accountant"] == ("RDP",) * 3
+
+
+def test_the_page_shows_what_the_terminal_shows_and_loads_nothing(saved):
+    done = epsilons("compare", *(f"{name}.json" for name in THREE), "--html", "compare.html")
+    done.succeeded("careful: Individual budgets", "Right guesses of 100")
+    page = Path("compare.html").read_text()
+    assert stat.S_IMODE(Path("compare.html").stat().st_mode) == 0o600
+    for table in (content := side_by_side(THREE)).tables:
+        for label, row in table.rows:
+            shown = " ".join(" ".join((label, *row)).split())
+            assert shown in text(page)
+            assert shown in " ".join(done.out.split())
+    assert all(one.verdict in text(page) for one in content.pages if one.verdict)
+    for forbidden in ("http:", "https:", "<script", "@import", "url(", "src=", "<link"):
+        assert forbidden not in page
+    Path("mine.html").write_text("mine")
+    epsilons("compare", "careful.json", "bold.json", "--html", "mine.html").is_refused(2, "not replaced")
+
+
+def test_the_json_has_the_numbers_of_each_plan(saved):
+    values = json.loads(epsilons("compare", "careful.json", "bold.json", "--json").out)
+    assert values["document"] == "epsilons comparison"
+    for (name, made), shown in zip(THREE.items(), values["plans"], strict=False):
+        assert shown["name"] == name
+        assert shown["verdict"].startswith("Individual budgets")
+        assert [group["epsilon_spent"] for group in shown["groups"]] == made.epsilon_spent().tolist()
+        assert [group["noise_multiplier"] for group in shown["groups"]] == made.noise_multiplier.tolist()
+        assert [group["influence"] for group in shown["groups"]] == made.influence.tolist()
+        assert [g["right_guesses"] for g in shown["groups"]] == risk_profile.right_guesses(made).tolist()
+
+
+def test_a_plan_with_few_people_is_shown_by_its_promises_alone(saved):
+    def page_of(rare: float) -> str:
+        few = plan(Budgets([0.5] * 500 + [2.0] * 495 + [rare] * 5), RECIPE, "scale", "rdp")
+        content = side_by_side({"few": few, "careful": THREE["careful"]})
+        influence = next(dict(table.rows) for table in content.tables if table.title == "Influence")
+        assert {row[0] for row in influence.values()} == {"–"}
+        return compare_page(content)
+
+    assert page_of(7.123) == page_of(6.5)
+    assert "few: rare budgets." in text(page_of(6.5))
+    plan(Budgets([0.5] * 500 + [7.123] * 5), RECIPE, "scale", "rdp").save("few.json")
+    done = epsilons("compare", "careful.json", "few.json")
+    done.succeeded("few: Suppressed: fewer than 20")
+    assert "7.1" not in done.out
+
+
+def test_folders_that_hold_a_plan_are_compared_and_named_apart():
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        THREE["careful"].save(f"{name}/plan.json")
+    epsilons("compare", "a", "b").succeeded("a b")
+    epsilons("compare", "a/plan.json", "b/plan.json").succeeded("a/plan.json b/plan.json")
+
+
+def test_what_cannot_be_compared_is_refused(saved):
+    epsilons("compare", "careful.json").is_refused(2, "two or three")
+    epsilons("compare", "careful.json", "careful.json").is_refused(2, "two or three")
+    epsilons("compare", *["careful.json", "bold.json", "mixed.json", "other.json"]).is_refused(2, "two or three")
+    epsilons("compare", "careful.json", "none.json").is_refused(2, "none.json")
+    with pytest.raises(PlanError, match="no epsilons in common"):
+        side_by_side({"a": THREE["careful"], "b": of({1.0: 1.0}, unit="person")})

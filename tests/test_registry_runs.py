@@ -16,6 +16,8 @@ from epsilons.errors import LedgerError, RegistryError, RegistryRefusedError
 from epsilons.ledger.ledger import text
 from epsilons.registry import Registry
 from epsilons.reporting import report
+from epsilons.reporting.html import compare_page
+from epsilons.reporting.plan_page import side_by_side
 from options import fit_flat
 from registries import reserve, table
 
@@ -356,6 +358,12 @@ def test_a_plan_for_several_runs_is_not_made_on_accounts(tmp_path):
         budgets = registry.account(FIFTY).budgets(0.5)
         with pytest.raises(epsilons.errors.PlanError, match="for one run"):
             epsilons.plan(budgets, RECIPE, accountant="filter", runs=2)
+
+
+def test_plans_on_accounts_are_compared_by_lifetime_level(second):
+    page = compare_page(side_by_side({"a": second[1], "b": second[1]}))
+    assert "lifetime\u00a0level" in page
+    assert not re.search(r"promised(\u00a0| )ε", page)
 
 
 def test_tables_of_a_plan_on_accounts_show_levels_and_say_what_they_are(second):

@@ -21,6 +21,7 @@ import some_models
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import EpsilonsError, RunError
 from epsilons.ledger import model_file
+from epsilons.reporting import releasing
 from epsilons.reporting.releasing import in_markdown
 from program import CONFIG, change, files, people
 from program import epsilons as command
@@ -78,7 +79,9 @@ def test_a_value_that_was_read_off_the_data_stops_a_release(read_off, words, tmp
     train(CONFIG if read_off is None else DECLARED.replace("read_off = []", f"read_off = {read_off}"), people())
     command("release", RUN).is_refused(2, words, "--undeclared")
     assert not (RUN / "release").exists()
-    command("release", RUN, "--undeclared").succeeded()
+    done = command("release", RUN, "--undeclared")
+    done.succeeded("NOT COVERED by the guarantee, for tests only", words)
+    assert "given away" not in done.out
     for name in ("README.md", "guarantee.txt"):
         assert "NOT COVERED" in (RUN / "release" / name).read_text()
         assert words.split(" were")[0].split(",")[0] in (RUN / "release" / name).read_text().replace("\\", "")
@@ -235,6 +238,36 @@ def test_the_card_has_a_header_that_the_hub_reads(copy):
     assert "differential-privacy" in values["tags"]
     assert "| age | number | 0 … 100; others are clipped. Empty: the middle |" in body
     assert "\n\n\n" not in body
+
+
+@pytest.mark.parametrize(
+    ("inputs", "task"),
+    [
+        ({"free_text": ["note"]}, "text-classification"),
+        ({"free_text": ["note"], "numeric": {"age": [0, 9, False]}}, "tabular-classification"),
+        (
+            {"free_text": ["note"], "dates": {"day": {"first": "2020-01-01", "last": "2024-12-31"}}},
+            "tabular-classification",
+        ),
+        ({"categorical": {"town": ["a"]}}, "tabular-classification"),
+    ],
+)
+def test_the_task_of_a_table_with_texts_beside_other_columns_is_tabular(inputs, task):
+    table = {"kind": "table", "features": {"numeric": {}, "categorical": {}} | inputs}
+    values = {"model": None, "inputs": table, "outputs": {"kind": "classes", "classes": ["no", "yes"]}}
+    assert releasing.task(model_file.ModelFile.model_validate_json(json.dumps(values))) == task
+
+
+def test_the_card_names_columns_of_dates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = people().strip().split("\n")
+    table = [f"{lines[0]},seen", *(f"{line},2024-0{1 + n % 9}-03" for n, line in enumerate(lines[1:]))]
+    train(
+        DECLARED.replace("[budgets]", '[data.dates]\nseen = ["2024-01-01", "2024-12-31"]\n[budgets]'), "\n".join(table)
+    )
+    epsilons.release(RUN)
+    row = "| seen | date | 2024-01-01 … 2024-12-31; others are clipped. Empty: the middle |"
+    assert row in (RUN / "release/README.md").read_text()
 
 
 def test_names_of_the_config_cannot_change_the_card(tmp_path, monkeypatch):

@@ -1099,7 +1099,7 @@ texts = st.one_of(
 
 
 @settings(max_examples=40)
-@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("purpose", "responsible", "contact"), texts)))
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("purpose", "contact", "residual_risk", "approvers"), texts)))
 def test_hostile_texts_about_a_run_are_text_and_never_markup(about_page, values):
     content, plain = about_page
     changed = pages_of.page(with_about(content, about_of(values)))
@@ -1129,12 +1129,25 @@ def test_texts_about_a_run_are_in_both_versions_and_whole_in_the_json(tmp_path, 
     about = {"purpose": "Triage <of> visits\nnot billing", "responsible": "x" * 10_000, "contact": 7}
     path = make_run(tmp_path / "run", two, metadata={"about": about})
     for values, page in zip(both(path), pages(path), strict=True):
-        assert values["about"] == {"purpose": about["purpose"], "responsible": "x" * 10_000, "contact": None}
+        stated = {name: text for name, text in values["about"].items() if text}
+        assert stated == {"purpose": about["purpose"], "responsible": "x" * 10_000}
+        assert values["about"]["contact"] is None
         assert "Triage <of> visits not billing" in page
         assert "the JSON holds the whole" in page
 
 
-@pytest.mark.parametrize("about", [None, "a text", 3, [], {}, {"purpose": ""}, {"purpose": ["x"]}, {"other": "x"}])
+def test_who_decided_and_approved_is_in_both_versions(tmp_path, two):
+    about = {"tiers_decided_by": "The council", "tiers_decided_on": "2030-01-12", "approvers": ["Board", 7, "A. Meyer"]}
+    path = make_run(tmp_path / "run", two, metadata={"about": about})
+    for values, page in zip(both(path), pages(path), strict=True):
+        assert values["about"]["approvers"] == ["Board", "A. Meyer"]
+        for words in ("tiers decided by The council", "tiers decided on 2030-01-12", "approvers Board A. Meyer"):
+            assert words in page
+
+
+@pytest.mark.parametrize(
+    "about", [None, "a text", 3, [], {}, {"purpose": ""}, {"purpose": ["x"]}, {"approvers": [1]}, {"other": "x"}]
+)
 def test_metadata_that_say_nothing_about_a_run_are_ignored(tmp_path, two, about):
     inside, _ = both(make_run(tmp_path / "run", two, metadata={"about": about}))
     assert inside["about"] is None

@@ -32,6 +32,10 @@ COMMANDS = {
         "plan",
         "Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.",
     ),
+    "compare": (
+        "plan",
+        "Show two or three plans side by side: odds, noise and influence of each tier, and a verdict.",
+    ),
     "train": (
         "train",
         "Train under individual budgets: on your data, by a config, or on the digits as a demonstration.",
@@ -49,6 +53,8 @@ COMMANDS = {
         "results",
         "Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.",
     ),
+    "sign": ("results", "Sign a plan, a finished run or a release: who saw these files, in which role, and when."),
+    "verify": ("results", "Say who signed a plan, a run or a release, and fail if a byte of it was changed since."),
     "audit": ("audit", "Train once more under a run's plan, with canaries among the records, and test the result."),
     "attack": ("audit", "Measure how well an attacker recognises the training records of each group."),
     "registry": (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import planning
 from ..budgets.budgets import DEFAULT_DELTA
 from ..core.disclosure import ADVICE_SUPPRESSED, has_small_cells, of_unit
+from ..core.files import write_text
 from ..core.notebook import new_figure, save_figure
 from ..errors import InputError, PlanError, json_text, printable
 from ..ledger.plan_folder import PlanFolder
@@ -18,7 +19,8 @@ from ..planning import Advice, Recipe, advise, balance
 from ..planning.class_balance import TIED
 from ..planning.display import runs_of
 from ..planning.plan_file import sealed
-from ..reporting.html import check_replaceable, save_page
+from ..reporting.html import check_replaceable, compare_page, save_page
+from ..reporting.plan_page import PlanPage, side_by_side
 from . import options as opt
 from . import plan_inputs
 from .options import console, show_classes, show_comparison, show_plan, show_risk, show_table
@@ -124,6 +126,57 @@ def _save(plan: planning.Plan, output: Path) -> None:
         )
     else:
         PlanFolder.create(output, plan)
+
+
+# -- `epsilons compare`: plans side by side
+
+COMPARE_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons compare careful.json bold.json
+
+epsilons compare careful.json bold.json runs/people-1 --html compare.html
+"""
+
+
+def compare_command(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="plan.json, or a folder that holds one.")],
+    html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. compare.html.")] = None,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show two or three plans side by side: odds, noise and influence of each tier, and a verdict.
+
+    The plans may have other budgets, steps, batches, strategies or accountants. Each is verified. Where fewer than 20
+    hold some budget of a plan, it is shown by its promises alone; --json holds the numbers, for readers who may see
+    them.
+    """
+    if not 2 <= len(set(plans)) == len(plans) <= 3:
+        raise InputError(f"Compare two or three different plans, got {len(plans)}.")
+    stems = [path.stem for path in plans]
+    names = stems if len(set(stems)) == len(stems) else map(str, plans)
+    files = [path / "plan.json" if path.is_dir() else path for path in plans]
+    content = side_by_side({name: planning.Plan.load(file) for name, file in zip(names, files, strict=True)})
+    out = console(quiet=quiet or as_json)
+    for table in (content.facts, *content.tables):
+        show_table(([table.title, *content.names], [[label, *cells] for label, cells in table.rows]), out, left=1)
+    for page in content.pages:
+        verdict = page.verdict or of_unit(ADVICE_SUPPRESSED, page.plan.unit)
+        out.print(f"{printable(page.about.name)}: {verdict}", soft_wrap=True)
+    if html:
+        check_replaceable(html)
+        write_text(html, compare_page(content))
+        out.print(f"\nThe page is {printable(html)}. It is internal, confidential.")
+    if as_json:
+        print(json_text({"document": "epsilons comparison", "schema": 1, "plans": list(map(_values, content.pages))}))
+
+
+def _values(page: PlanPage) -> dict[str, Any]:
+    """A plan as it is saved, with the odds and influence of each group, and the verdict."""
+    values, rights = page.plan.to_dict(), planning.risk_profile.right_guesses(page.plan).tolist()
+    for group, right, influence in zip(values["groups"], rights, page.plan.influence.tolist(), strict=True):
+        group |= {"right_guesses": right, "influence": influence}
+    return {"name": page.about.name, **values, "verdict": page.verdict}
 
 
 # -- `epsilons advise`: compare the strategies for some budgets

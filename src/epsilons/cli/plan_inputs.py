@@ -218,7 +218,8 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
         tiers=config.budgets.levels,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
-        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model, **day}
+        stated=config.about,
+        facts={"data": config.data.train, **model, **day}
         | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
     )

@@ -1,4 +1,4 @@
-"""`epsilons report`, `predict`, `release` and `docs`: what there is to read and to use after training."""
+"""`epsilons report`, `release`, `sign`, `verify`, `predict` and `docs`: what there is to read, to sign and to use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..errors import InputError, named, printable
-from .options import Quiet, console, option
+from ..errors import InputError, RunError, json_text, named, printable
+from .options import AsJson, Quiet, console, option
 
 REPORT_EXAMPLES = """
 [bold]Examples[/bold]
@@ -18,6 +18,8 @@ epsilons report runs/first
 epsilons report runs/first -o papers/first.html
 
 epsilons report runs/first --json | jq .status
+
+epsilons report runs/people-1 --for-people sheets    # sheets/1-strict.en.html, sheets/1-strict.de.html, …
 """
 
 
@@ -25,6 +27,9 @@ def report_command(
     run: Annotated[Path, typer.Argument(help="The folder of one run.", show_default=False)],
     output: Annotated[Path | None, option("The internal page. Default: RUN/report.html.", "--output", "-o")] = None,
     as_json: Annotated[bool, option("Print the internal report as JSON, and write no file.", "--json")] = False,
+    for_people: Annotated[
+        Path | None, option("Write sheets for the people in the data into this folder instead.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.
@@ -32,9 +37,22 @@ def report_command(
     The plan is verified and the ledger checked again. The internal files are confidential: they show every budget that
     was chosen. In the files for release, budgets shared by fewer than 20 records are merged, and nothing is shown that
     was measured on private data.
+
+    --for-people writes one sheet for each declared tier, in English and German, for those who chose it: what they
+    chose, what it means in 100 guesses, what was done, how to withdraw. Read it before you hand it out: it speaks for
+    you. What the config does not state of about.purpose, about.responsible and about.contact is left blank, to be
+    written by hand.
     """
     from .. import reporting
 
+    if for_people is not None:
+        if as_json or output is not None:
+            raise InputError("--for-people writes sheets, and no report; leave out --json and --output.")
+        from ..reporting.sheets import save_sheets
+
+        for file in save_sheets(run, for_people):
+            console(quiet=quiet).print(printable(file), soft_wrap=True)
+        return
     if as_json and output is not None:
         raise InputError("--json prints the report and writes no file; give either --json or --output.")
     internal = reporting.report(run)
@@ -89,12 +107,97 @@ def release_command(
     because the guarantee does not cover them, and for runs with a seed, because the seed shows the noise.
     """
     from .. import reporting
+    from ..ledger.model_file import read_model_file
 
     folder = reporting.release(run, output, undeclared)
+    reasons = read_model_file(folder).not_covered
+    words = (
+        f"NOT COVERED by the guarantee, for tests only: {'; '.join(reasons)}" if reasons else "may be given away, whole"
+    )
     if not quiet:
         out = console()
-        out.print(f"{printable(folder)}  may be given away, whole. Its README.md is the model card.", soft_wrap=True)
+        out.print(f"{printable(folder)}  {printable(words)}. Its README.md is the model card.", soft_wrap=True)
         out.print(f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv", soft_wrap=True)
+
+
+# -- `epsilons sign` and `verify`: who saw a plan, a run or a release, and whether it is as they saw it
+
+SIGN_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons sign --new-key officer.pem              # a private key, and its public key to hand out
+
+epsilons sign plan.json --key officer.pem --name "A. Meyer" --role "data protection officer"
+
+epsilons sign runs/people-1/release --key officer.pem --name "A. Meyer" --role "data protection officer"
+"""
+
+
+VERIFY_EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons verify plan.json
+
+epsilons verify runs/people-1 --signer mTlWkqd2cWkBDC0T0XM2l1m0ZFkpvgd8CAoIRkHwMlE=
+"""
+
+_PATH = "plan.json, the folder of a run, or a release."
+
+
+def sign_command(
+    path: Annotated[Path | None, typer.Argument(help=_PATH, show_default=False)] = None,
+    key: Annotated[Path | None, option("Your private Ed25519 key, as PEM without a password.")] = None,
+    name: Annotated[str, option("Who you are.")] = "",
+    role: Annotated[str, option("As what you sign.")] = "",
+    new_key: Annotated[Path | None, option("Make a private key in this new file, which only you can read.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Sign a plan, a finished run or a release: who saw these files, in which role, and when.
+
+    The signature is a file beside the plan, or in the folder, that ends in .sig. It holds the SHA-256 of all that was
+    seen: of a plan its file; of a run plan.json, run.json, ledger, metrics, audit, attack, model and features; of a
+    release every file. Several people can sign. Audit and attack a run before it is signed: they change it.
+
+    With privacy.signed_by = ["PUBLIC KEY"] in a config, epsilons train refuses a plan that is not signed with it.
+    """
+    from ..ledger import signatures
+
+    out = console(quiet=quiet)
+    if new_key is not None:
+        public = signatures.new_key(new_key)
+        out.print(f"{printable(new_key)}  keep it secret\npublic key   {public}", soft_wrap=True)
+        out.print(f"fingerprint  {signatures.fingerprint(public)}")
+        if path is None:
+            return
+    key = key or new_key
+    if path is None or key is None or not (name.strip() and role.strip()):
+        raise InputError("Say what you sign, and who you are: epsilons sign PATH --key FILE --name NAME --role ROLE")
+    signed = signatures.sign(path, key, name.strip(), role.strip())
+    out.print(f"{printable(signed)}.\n{printable(signed.file)}  the signature, to keep and to copy", soft_wrap=True)
+
+
+def verify_command(
+    path: Annotated[Path, typer.Argument(help=_PATH, show_default=False)],
+    signer: Annotated[list[str] | None, option("A public key, or fingerprint, that must have signed.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say who signed a plan, a run or a release, and fail if a byte of it was changed since.
+
+    The key is proven. Name and role are what its holder wrote: compare the fingerprint with one that you know, or give
+    it with --signer. Of a run, also those are named who signed its plan before the training.
+    """
+    from ..ledger import signatures
+
+    given, before = signatures.signatures(path), signatures.before(path)
+    if as_json:
+        print(json_text([{**one.values, "wrong": one.wrong} for one in (*given, *before)]))
+    else:
+        for one in (*given, *before):
+            console().print(f"{printable(one)}.", soft_wrap=True)
+    if not given and not before:
+        raise RunError(f"Nobody signed {path}: it has no file that ends in {signatures.SUFFIX}.")
+    signatures.check_signed((*given, *before), [], path)
+    signatures.check_signed(given, signer or [], path)
 
 
 # -- `epsilons predict`: the predictions of a trained model for every row of a table

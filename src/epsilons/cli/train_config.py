@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.plan_choice import counted_plan, differences_from_config, plan_of
+from ..configs.plan_choice import counted_plan, differences_from_config, plan_of, signatures_of
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
@@ -26,6 +26,7 @@ from ..errors import EpsilonsError, InputError, ModelError, printable
 from ..ledger.account import read_account
 from ..ledger.plan_folder import PlanFolder, opened
 from ..ledger.run_folder import RunFolder
+from ..ledger.signatures import Signature, check_signed
 from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
@@ -143,7 +144,13 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
-    runs = [train_once(file, prepared, chosen, run_dir, seed, flags, members)[0] for seed, run_dir in folders.items()]
+    saved = flags.plan if plan_folder is None else plan_folder.path
+    signed = signatures_of(saved, list(folders.values()), plan if flags.resume else None)
+    metadata = _metadata(file, prepared, flags, signed)
+    runs = [
+        train_once(file, prepared, chosen, run_dir, seed, flags, metadata, members)[0]
+        for seed, run_dir in folders.items()
+    ]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
         if warning := _warning(run):
@@ -256,6 +263,7 @@ def train_once(
     run_dir: Path,
     seed: int | None,
     flags: TrainFlags,
+    metadata: dict[str, Any],
     members: Members | None = None,
 ) -> tuple[Run, nn.Module]:
     plan, _ = opened(chosen)
@@ -272,7 +280,6 @@ def train_once(
         from ..training.fitting.progress import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
-    metadata = _metadata(file, prepared, flags)
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
         with charged as reservation:
@@ -324,9 +331,13 @@ def tune(file: Path, prepared: Prepared, configs: Mapping[str, Config], folder: 
 
     def train(candidate: str, plan: PlanFolder, run: values.RunFolder) -> nn.Module:
         own, flags = replace(prepared, config=configs[candidate]), TrainFlags(resume=True, quiet=True)
-        return train_once(file, own, plan, Path(str(run.path)), None, flags)[1]
+        metadata = _metadata(file, own, flags, signed)
+        return train_once(file, own, plan, Path(str(run.path)), None, flags, metadata)[1]
 
     assert prepared.judges is not None
+    signed = signatures_of(folder, [])
+    if prepared.config.privacy.signed_by:
+        check_signed(signed, prepared.config.privacy.signed_by, folder)
     counted = counted_plan(prepared.plan(), folder)
     return tuning.tune(counted, list(configs), train, lambda m: _right(m, prepared), held_out=prepared.judges.budgets)
 
@@ -351,13 +362,13 @@ def _right(model: nn.Module, prepared: Prepared) -> Any:
     return np.bincount(person, right, people) / np.maximum(np.bincount(person, minlength=people), 1)
 
 
-def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, Any]:
+def _metadata(file: Path, prepared: Prepared, flags: TrainFlags, signed: Sequence[Signature]) -> dict[str, Any]:
     """What run.json says about the config."""
     config, features = prepared.config, prepared.features
     found = {
         "config": config.model_dump(mode="json"),
         "folder": str(file.parent.resolve()),  # the config's paths start here
-        "about": config.about.model_dump(exclude_none=True),
+        "about": config.about.model_dump(mode="json", exclude_defaults=True),
         "tiers": config.budgets.levels,
         "left_out": prepared.left_out,
         "consent": prepared.consent,
@@ -366,6 +377,7 @@ def _metadata(file: Path, prepared: Prepared, flags: TrainFlags) -> dict[str, An
         "set": recorded(flags.changed) if flags.changed else None,
         "provenance": [entry.to_dict() for entry in config.data.provenance],
         "features": None if features is None else features.origin,
+        "signatures": [dict(one.values) for one in signed if not one.wrong] or None,
     }
     return {key: value for key, value in found.items() if value is not None or key == "tiers"}
 

@@ -19,11 +19,11 @@ from ..data import DATASETS
 from ..data.arrays import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..errors import BudgetError
+from ..ledger.run_json import About
 from ..planning.guarantee import EACH_ROW
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, decimal, is_table
 from .config_training import (
     STRICT,
-    AboutSection,
     FeaturesSection,
     ModelSection,
     NotNegative,
@@ -398,7 +398,7 @@ class Config(_Section):
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
     registry: RegistrySection | None = None
-    about: AboutSection = AboutSection()
+    about: About = About()
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -461,6 +461,7 @@ class Config(_Section):
             "privacy.runs": self.privacy.runs > 1,
             "privacy.select": self.privacy.select is not None,
             "privacy.class_noise": self.privacy.class_noise is not None,
+            "privacy.signed_by": bool(self.privacy.signed_by),
             "privacy.public_shares": self.privacy.public_shares is not None,
             "training.seeds": bool(self.training.seeds),
             "budgets.classes": self.budgets.classes is not None,

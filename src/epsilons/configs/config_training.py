@@ -36,17 +36,6 @@ class _InputSection(BaseModel):
     model_config = STRICT
 
 
-class AboutSection(_InputSection):
-    """What a reader of the report must know about the run. The report for release shows it, too."""
-
-    purpose: Annotated[str, Field(max_length=10_000)] | None = None
-    """What the model is for, in your own words."""
-    responsible: Annotated[str, Field(max_length=10_000)] | None = None
-    """Who is responsible for the run: a person, a team or an institution."""
-    contact: Annotated[str, Field(max_length=10_000)] | None = None
-    """Where people can ask questions, or withdraw."""
-
-
 class FeaturesSection(_InputSection):
     """Fixed features in the place of the inputs."""
 
@@ -189,6 +178,9 @@ class PrivacySection(_Section):
     """Shares declared as NOT derived from these data. This also protects presence."""
     public_records: Annotated[int, Field(ge=1)] | None = None
     """The declared number of records."""
+    signed_by: list[Annotated[str, Field(pattern=r"^([A-Za-z0-9+/]{43}=|[0-9a-f]{32})$")]] = []
+    """Public keys, or their fingerprints, as `epsilons sign --new-key` prints them. Without a plan (--plan, or
+    `plan_folder`) that is signed with each of them, training is refused ([Signatures](report.md#signatures))."""
 
     @model_validator(mode="after")
     def _counted(self) -> PrivacySection:

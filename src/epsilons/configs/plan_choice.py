@@ -8,6 +8,8 @@ import numpy as np
 
 from ..errors import EpsilonsError, InputError, PlanError
 from ..ledger.plan_folder import PlanFolder
+from ..ledger.run_folder import RunFolder
+from ..ledger.signatures import Signature, check_signed, of_run, signatures
 from ..planning import Plan
 from .prepare import Prepared
 
@@ -34,15 +36,33 @@ def plan_of(
     """The plan of the run that continues, or the plan in --plan, or the config's.
 
     makes_folder  False for a dry run, which makes no folder that counts runs
+
+    Raises PromiseError for a plan without the signatures that [privacy] signed_by demands.
     """
-    if resume:
-        return _plan_of_run(run_dirs)
+    privacy, plan = prepared.config.privacy, _plan_of_run(run_dirs) if resume else None
+    folder = None if privacy.plan_folder is None else config_folder / privacy.plan_folder
+    if privacy.signed_by:
+        given = signatures_of(saved or folder, run_dirs, plan)
+        check_signed(given, privacy.signed_by, "The plan of this run" if resume else saved or folder or UNSAVED)
+    if plan is not None:
+        return plan
     if saved is not None:
         return saved_plan(saved)
-    made, folder = prepared.plan(), prepared.config.privacy.plan_folder
-    if folder is None or not (makes_folder or (config_folder / folder / "plan.json").is_file()):
+    made = prepared.plan()
+    if folder is None or not (makes_folder or (folder / "plan.json").is_file()):
         return made
-    return counted_plan(made, config_folder / folder)
+    return counted_plan(made, folder)
+
+
+#: In the place of its file, for messages.
+UNSAVED = "This plan, which must be saved (epsilons plan CONFIG -o plan.json) and given by --plan,"
+
+
+def signatures_of(saved: Path | None, run_dirs: list[Path], resumed: Plan | None = None) -> tuple[Signature, ...]:
+    """The signatures of a plan in a file, or of one that counts its runs; of a run to continue, those it began with."""
+    if resumed is not None:
+        return of_run(RunFolder(next(one for one in run_dirs if (one / "plan.json").is_file())), resumed)
+    return signatures(saved) if saved is not None and saved.exists() else ()
 
 
 def _plan_of_run(run_dirs: list[Path]) -> Plan:

@@ -5,6 +5,7 @@ They are written as plain JSON by `RunFolder`, because training needs no pydanti
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -47,6 +48,37 @@ class EvalData(Strict):
     data: Literal["private", "public"] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
     classes: list[str] | None = None
+
+
+Words = Annotated[str, Field(max_length=10_000)]
+
+
+class About(BaseModel):
+    """What a reader must know about the run. The page of the plan and both versions of the report show it."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    purpose: Words | None = None
+    """What the model is for, in your own words."""
+    responsible: Words | None = None
+    """Who is responsible for the run: a person, a team or an institution."""
+    contact: Words | None = None
+    """Where people can ask questions, or withdraw."""
+    legal_basis: Words | None = None
+    """What permits the use of these data, e.g. consent (GDPR Art. 6(1)(a), 9(2)(a))."""
+    necessity: Words | None = None
+    """Why the purpose needs these data, and no less of them would do."""
+    recipients: Words | None = None
+    """Who gets the model, or what it predicts."""
+    retention: Words | None = None
+    """How long data, run and model are kept."""
+    residual_risk: Words | None = None
+    """Which risk is left, and why it is accepted."""
+    tiers_decided_by: Words | None = None
+    """Who decided what the tiers promise."""
+    tiers_decided_on: date | Words | None = None
+    """The day of that decision, e.g. 2030-01-31."""
+    approvers: list[Words] = []
+    """Who approved the run, e.g. ["Ethics committee, vote 12/30"]. A [signature](report.md#signatures) proves it."""
 
 
 class Metadata(Strict):

@@ -9,7 +9,7 @@ not hide a loss in the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -109,8 +109,19 @@ def _promised(plan: PlanNumbers, row: DisplayRow) -> int | None:
     """At most so many of 100, by the row's own promise: (epsilon, delta), and the advantage that its tier declares."""
     if row.epsilon is None or row.delta is None:
         return None
-    advantage, *_ = plan.groups.declared.get(row.epsilon, (math.inf,))
-    return min(right_of_promise(row.epsilon, row.delta), right_of_advantage(min(advantage, 1.0)))
+    return right_of_tier(row.epsilon, row.delta, plan.groups.declared)
+
+
+def right_of_tier(epsilon: float, delta: float, declared: Mapping[float, Sequence[float]]) -> int:
+    """The same for a tier, as it was declared: whoever else there is.
+
+    declared  {epsilon: limits}, as in `Groups`
+
+    >>> right_of_tier(1.0, 1e-5, {}), right_of_tier(1.0, 1e-5, {1.0: (0.1, 0.0, math.inf)})
+    (74, 56)
+    """
+    advantage, *_ = declared.get(epsilon, (math.inf,))
+    return min(right_of_promise(epsilon, delta), right_of_advantage(min(advantage, 1.0)))
 
 
 def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..core.files import close_folder, write_json
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError, RunError, parsed_json, printable
+from ..ledger import signatures
 from ..ledger.account import Account, read
 from ..ledger.ledger import Ledger
 from ..ledger.run_folder import RunFolder
@@ -294,53 +293,20 @@ def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
             raise InputError("The export states who is excluded, and no day. Make another one.") from None
 
 
-def _body(values: Mapping[str, Any]) -> bytes:
-    signed = {name: value for name, value in values.items() if name != "signature"}
-    return json.dumps(signed, sort_keys=True, ensure_ascii=True).encode()
-
-
 def _signed(values: Mapping[str, Any], path: Path) -> dict[str, str]:
-    serialization, ed25519 = _cryptography()
-    try:
-        key: Any = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InputError(
-            f"{path} must be a private Ed25519 key in PEM without a password, as openssl genpkey -algorithm ed25519 "
-            "writes it."
-        )
-    public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    return {"kind": "Ed25519", "key": _text(public), "value": _text(key.sign(_body(values)))}
+    key, public = signatures.private_key(path)
+    return {"kind": "Ed25519", "key": public, "value": signatures.as_text(key.sign(signatures.body(values)))}
 
 
 def _check_signature(values: Mapping[str, Any], path: Path, signer: Path | None) -> None:
-    serialization, ed25519 = _cryptography()
     try:
         signature = values["signature"]
-        public = base64.b64decode(signature["key"], validate=True)
-        if signer is not None:
-            wanted: Any = serialization.load_pem_public_key(signer.read_bytes())
-            if public != wanted.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw):
-                raise PromiseError(f"{path} is signed with another key than the one in {signer}.")
-        value = base64.b64decode(signature["value"], validate=True)
-        ed25519.Ed25519PublicKey.from_public_bytes(public).verify(value, _body(values))
+        if signer is not None and signature["key"] != signatures.public_key(signer):
+            raise PromiseError(f"{path} is signed with another key than the one in {signer}.")
+        signatures.verify(signature["key"], signature["value"], signatures.body(values))
     except PromiseError:
         raise
     except OSError as error:
         raise InputError(f"{signer} cannot be read: {error.strerror or error}.") from None
     except Exception:  # a signature or a key that is damaged raises many things
         raise PromiseError(f"{path} was changed after it was signed, or its signature or key is damaged.") from None
-
-
-def _cryptography() -> tuple[Any, Any]:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    return serialization, ed25519
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()

@@ -19,7 +19,7 @@ from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
-from ..ledger.run_json import RunSettings
+from ..ledger.run_json import About, RunSettings
 from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
@@ -28,7 +28,7 @@ from .load_run import RunRecord
 from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
-from .statements import About, Audited, Origins, Period, about_of, audit_of, origins_of, period_of
+from .statements import Audited, Origins, Period, about_of, audit_of, origins_of, period_of
 from .statements import publish as what_to_publish
 
 SCHEMA = 2

@@ -20,11 +20,12 @@ from markupsafe import Markup, escape
 from ..core.disclosure import of_unit
 from ..core.files import write_text
 from ..errors import RunError, printable
-from ..planning import Plan, display
+from ..planning import Plan, advice, display
 from .content import Content
 from .membership import Estimate, GroupAttack, MembershipResult, Power
-from .plan_page import About, PlanPage, make_page
+from .plan_page import About, PlanPage, SideBySide, make_page
 from .plan_words import Curve
+from .statements import stated
 
 # -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
 #
@@ -129,6 +130,17 @@ def plan_page(content: PlanPage) -> str:
     )
 
 
+def compare_page(content: SideBySide) -> str:
+    """The page of plans side by side. It is internal."""
+    return _template("compare.html.jinja").render(page=content, mark=Markup(PLAN_MARK), model=advice.MODEL)
+
+
+def sheet_page(mark: str, language: str, right: int, texts: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    """A sheet for the people of a tier. sections: name -> paragraphs"""
+    template = _template("sheet.html.jinja")
+    return template.render(mark=Markup(mark), language=language, right=right, texts=texts, sections=sections)
+
+
 @cache
 def _template(name: str) -> Template:
     return template(name, _FILTERS, autoescape=True, finalize=_without_control_characters)
@@ -219,6 +231,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "formula": _formula,
     "spent": _spent,
     "of_unit": of_unit,
+    "stated": stated,
 }
 
 

@@ -6,6 +6,7 @@ from them, and nothing that was solved from all budgets together (`disclosure`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from ..accounting import DESCRIPTIONS
 from ..budgets.budgets import Budgets
 from ..core.disclosure import DisplayRow, display_rows, has_small_cells
 from ..core.mechanism import FloatArray
+from ..errors import PlanError
+from ..ledger import run_json
 from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
@@ -30,12 +33,13 @@ MOST_PROFILES = 40
 
 @dataclass(frozen=True)
 class About:
-    """What the plan does not know: its name, the names of tiers, and facts for the last section."""
+    """What the plan does not know: its name, the names of tiers, what a config states, facts for the last section."""
 
     name: str | None = None
     tiers: Mapping[str, float] | None = None
     simulated: bool = False
     seeded: bool = False
+    stated: run_json.About | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     read_off: str | None = None
 
@@ -44,10 +48,12 @@ class About:
 class Tier:
     """One row: a tier, or several merged. right: of 100 guesses; None where the row shows no bound.
 
+    most    epsilon
     limits  of a tier by risk
     """
 
     label: str
+    most: float
     name: str | None
     count: int | None
     spent: str
@@ -129,6 +135,53 @@ def make_page(plan: Plan, about: About) -> PlanPage:
     )
 
 
+# -- Several plans, each as its page shows it
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Plans beside one another. In facts and tables: one cell per plan, "–" where it has none."""
+
+    names: tuple[str, ...]
+    pages: tuple[PlanPage, ...]
+    facts: Comparison
+    tables: tuple[Comparison, ...]
+
+
+def side_by_side(plans: Mapping[str, Plan]) -> SideBySide:
+    """Plans by name, with one row for each budget of any of them. Raises PlanError if units differ."""
+    if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
+        raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
+    pages = tuple(make_page(plan, About(name=name)) for name, plan in plans.items())
+    most = {tier.label: tier.most for page in pages for tier in page.tiers}
+    facts, columns = [_of_plan(page) for page in pages], [_of_tiers(page) for page in pages]
+    tables = [
+        _beside(title, [column.get(title, {}) for column in columns], sorted(most, key=lambda label: most[label]))
+        for title in dict.fromkeys(title for column in columns for title in column)
+    ]
+    return SideBySide(
+        tuple(plans), pages, _beside("", facts, dict.fromkeys(name for one in facts for name in one)), tuple(tables)
+    )
+
+
+def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[str]) -> Comparison:
+    return Comparison(title, tuple((label, tuple(column.get(label, "–") for column in columns)) for label in labels))
+
+
+def _of_plan(page: PlanPage) -> dict[str, str]:
+    found = {f"{page.plan.unit}s": f"{page.plan.records:,}", **page.facts}
+    return {name: text for name, text in found.items() if name != "made by" and "digest" not in name}
+
+
+def _of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
+    tables = {
+        "How many": {tier.label: "<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers},
+        "ε spent": {tier.label: tier.spent for tier in page.tiers},
+        "Right guesses of 100": {tier.label: "–" if tier.right is None else str(tier.right) for tier in page.tiers},
+    }
+    return tables | {table.title: {label: cells[0] for label, cells in table.rows} for table in page.comparisons}
+
+
 def _advice(plan: Plan) -> Advice:
     """All strategies for the plan's own groups."""
     budgets = Budgets.of_groups(plan.groups, plan.unit)
@@ -162,6 +215,7 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
     return tuple(
         Tier(
             label=row.label,
+            most=math.inf if row.at_most is None else row.at_most,
             name=row.tier,
             count=row.records,
             spent=_spent(plan, row, is_suppressed),

@@ -61,7 +61,8 @@ def task(model: ModelFile) -> str:
         return "other" if is_number else "image-classification"
     if isinstance(model.inputs, ArrayInputs):
         return "other"
-    if model.inputs.features.free_text and not is_number:
+    rules = model.inputs.features
+    if rules.free_text and not (is_number or rules.numeric or rules.dates or rules.categorical):
         return "text-classification"
     return "tabular-regression" if is_number else "tabular-classification"
 

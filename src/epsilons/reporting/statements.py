@@ -17,7 +17,7 @@ from pydantic import Field
 from ..core.disclosure import of_unit
 from ..data.arrays import Provenance, in_words, undeclared
 from ..errors import RunError, parsed_json
-from ..ledger.run_json import Strict
+from ..ledger.run_json import About, Strict
 from .load_run import RunRecord
 from .sentences import listed
 
@@ -27,21 +27,6 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 #: Longer texts are shown up to here on the page. The JSON holds them whole.
 MOST_CHARACTERS = 2000
-
-
-@dataclass(frozen=True)
-class About:
-    """Free texts of the caller; None where not stated."""
-
-    purpose: str | None
-    responsible: str | None
-    contact: str | None
-
-    @property
-    def stated(self) -> dict[str, list[str]]:
-        """Name -> paragraphs, for the page: of the texts that are stated."""
-        texts = {"purpose": self.purpose, "responsible": self.responsible, "contact": self.contact}
-        return {name: _paragraphs(text) for name, text in texts.items() if text and text.strip()}
 
 
 @dataclass(frozen=True)
@@ -66,16 +51,25 @@ class Period:
 def about_of(values: Any) -> About | None:
     """What the caller wrote. Values of another form are ignored: metadata may hold anything.
 
-    >>> about_of({"purpose": "triage"})
-    About(purpose='triage', responsible=None, contact=None)
+    >>> about_of({"purpose": "triage", "approvers": ["board", 7]})
+    About(purpose='triage', ..., approvers=['board'])
     """
-    if not isinstance(values, Mapping):
-        return None
-    purpose, responsible, contact = (
-        text if isinstance(text := values.get(name), str) and text.strip() else None
-        for name in ("purpose", "responsible", "contact")
-    )
-    return About(purpose, responsible, contact) if purpose or responsible or contact else None
+    found = values if isinstance(values, Mapping) else {}
+    texts: dict[str, Any] = {name: text for name in About.model_fields if _is_text(text := found.get(name))}
+    approvers = found.get("approvers")
+    texts["approvers"] = list(filter(_is_text, approvers if isinstance(approvers, list) else [approvers]))
+    return About.model_construct(**texts) if any(texts.values()) else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def stated(about: About | None) -> dict[str, list[str]]:
+    """Name -> paragraphs, for the page: of what is stated."""
+    texts = {name.replace("_", " "): text for name, text in about or () if text}
+    lists = {name: text if isinstance(text, list) else [str(text)] for name, text in texts.items()}
+    return {name: [part for text in found for part in _paragraphs(text)] for name, found in lists.items()}
 
 
 def period_of(started: str | None, ended: str | None, release: bool) -> Period:

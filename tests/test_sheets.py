@@ -1,0 +1,291 @@
+"""Sheets for people: from what was declared alone, no numbers but odds and dates, readable, on 390 px and one page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from html import escape, unescape
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import pytest
+
+from epsilons import Budgets, Plan, Recipe, Risk, plan
+from epsilons.errors import RunError
+from epsilons.planning.risk_profile import right_of_promise
+from epsilons.reporting import sheets
+from epsilons.reporting.load_run import load_run
+from program import CONFIG, change, epsilons, people
+from test_reporting import audited, make_run
+
+TIERS = {"strict": 0.5, "middle": 2.0, "open": 30.0}
+ABOUT = {"purpose": "To plan calls.", "responsible": "Dr. Weber", "contact": "data@st-anna.example"}
+STATED = {"tiers": TIERS, "about": ABOUT, "provenance": [], "person": "each row is one person"}
+NEEDED = {"person": "each row is one person", "ended": "2030-01-12T10:00:00Z"}
+LANGUAGES = sorted(file.stem for file in sheets.LANGUAGES.glob("*.toml"))
+
+
+def of(*counts: int, **settings: Any) -> Plan:
+    levels = [level for level, count in zip(TIERS.values(), counts, strict=True) for _ in range(count)]
+    return plan(Budgets(levels, delta=1e-4), Recipe(20, 50, 1.0), "scale", "rdp", **settings)
+
+
+def run(path: Path, made: Plan, **changes: Any) -> Path:
+    metadata = STATED | changes.pop("metadata", {})
+    settings = NEEDED | {"guarantee": made.guarantee_of_run("chacha20", None, NEEDED["person"])} | changes
+    return make_run(path, made, metadata=metadata, **settings)
+
+
+def pages(path: Path, **changes: Any) -> dict[str, str]:
+    folder = path.with_name(f"{path.name}-sheets")
+    return {file.name: text(file.read_text()) for file in sheets.save_sheets(path, folder)}
+
+
+def text(page: str) -> str:
+    body = page[page.index("<body>") :]
+    return " ".join(unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", body, flags=re.S)).split())
+
+
+@pytest.fixture
+def made(tmp_path) -> dict[str, str]:
+    return pages(run(tmp_path / "run", of(200, 300, 100)))
+
+
+# -- what a sheet says -------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_sheet_for_each_tier_and_language(made):
+    assert set(made) == {f"{n}-{name}.{lang}.html" for n, name in enumerate(TIERS, 1) for lang in LANGUAGES}
+    assert {"de", "en"} <= set(LANGUAGES)
+    english = made["1-strict.en.html"]
+    for words in ("You chose “strict”", "To plan calls.", "data@st-anna.example", "Dr. Weber", "this one project"):
+        assert words in english
+    assert "12 January 2030" in english
+    assert "12. Januar 2030" in made["1-strict.de.html"]
+    assert "project" not in made["1-strict.de.html"]
+
+
+def test_no_number_is_on_a_sheet_but_odds_and_dates(made):
+    for name, words in made.items():
+        right = {"strict": 63, "middle": 89, "open": 100}[name.split(".")[0][2:]]
+        assert right in (right_of_promise(one, 1e-4) for one in TIERS.values())
+        without_dates = re.sub(r"\d+\.? \w+ 20\d\d", "", words)
+        found = {int(number) for number in re.findall(r"\d+", without_dates)}
+        assert found <= ({50, 100} if right == 100 else {50, 100, right, right - 50, 100 - right})
+        assert right in found
+        assert "ε" not in words
+
+
+def test_a_choice_that_allows_everything_says_so_and_has_no_picture(tmp_path):
+    path = run(tmp_path / "run", of(200, 300, 100))
+    for file in sheets.save_sheets(path, tmp_path / "sheets"):
+        assert ("<figure" in file.read_text()) == ("open" not in file.name)
+    assert "no limit that you could see" in text((tmp_path / "sheets/3-open.en.html").read_text())
+
+
+def test_sheets_are_the_same_whoever_chose_what_and_however_few(tmp_path, made):
+    for number, counts in enumerate([(200, 300, 1), (1, 1, 598), (0, 600, 0), (19, 0, 50)]):
+        assert pages(run(tmp_path / str(number), of(*counts))) == made
+
+
+def test_a_tier_by_risk_has_the_odds_that_it_declares_also_if_nobody_holds_it(tmp_path):
+    risks = {"strict": Risk(odds=55), "open": Risk(tpr=0.05, at_fpr=0.01)}
+    budgets = Budgets.by_risk(risks, {"strict": 0.5, "open": 0.5}, tail=(4.0, 1e-5), records=400)
+    by_risk = plan(budgets, Recipe(20, 50, 1.0))
+    tiers = budgets.contract.levels if budgets.contract else {}
+    path = run(tmp_path / "run", by_risk, metadata={"tiers": tiers})
+    assert "at most 55 of 100" in pages(path)["1-strict.en.html"]
+    assert f"at most {right_of_promise(4.0, 1e-5)} of 100" in pages(path)["2-open.en.html"]
+    section = {"risks": {"strict": {"odds": 55}, "new": {"odds": 60}}, "tail": [4.0, 1e-5], "delta": 1e-5}
+    levels = {"strict": budgets.epsilons[0], "new": 4.0}
+    other = run(tmp_path / "other", by_risk, metadata={"tiers": levels, "config": {"budgets": section}})
+    assert "at most 60 of 100" in pages(other)["2-new.en.html"]
+
+
+def test_a_run_of_a_registry_speaks_of_a_lifetime(tmp_path):
+    made = of(200, 300, 100)
+    guarantee = made.guarantee_of_run("chacha20", None, NEEDED["person"], "R1")
+    path = run(tmp_path / "run", made, registry={"id": "R1", "run": "a"}, guarantee=guarantee)
+    english, german = pages(path)["1-strict.en.html"], pages(path)["1-strict.de.html"]
+    for words in ("for your whole life", "no new project uses", "all our projects together", "stays used up"):
+        assert words in english
+    assert "one project" not in english
+    assert "Ihr Leben lang" in german
+
+
+@pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")
+def test_declared_shares_hide_who_took_part_and_what_is_not_stated_is_left_blank(tmp_path):
+    declared = of(200, 300, 100, public_shares={0.5: 0.3, 2.0: 0.5, 30.0: 0.2}, public_records=600)
+    english = pages(run(tmp_path / "run", declared, metadata={"about": None}, ended=None))["1-strict.en.html"]
+    assert "also hides that you took part" in english
+    assert english.count(sheets.BLANK) == 4  # purpose, responsible, contact, and when it ended
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("states no tiers", {"metadata": {"tiers": None}}),
+        ("simulated", {"metadata": {"simulated": True}}),
+        ("of rows", {"person": None, "guarantee": None, "metadata": {"person": None}}),
+        ("not finished", {"close": False}),
+        ("seeded", {"randomness": "seeded", "guarantee": None}),
+        ("read off", {"metadata": {"provenance": [{"column": "a", "what": "bounds", "source": "read off the data"}]}}),
+        ("not stated where", {"metadata": {"provenance": [{"column": "a", "what": "bounds", "source": "not stated"}]}}),
+    ],
+)
+def test_a_run_that_a_sheet_would_say_too_much_about_has_none(tmp_path, words, changes):
+    path = run(tmp_path / "run", of(200, 300, 100), **changes)
+    with pytest.raises(RunError, match=words):
+        sheets.save_sheets(path, tmp_path / "sheets")
+    assert not (tmp_path / "sheets").exists()
+
+
+def test_a_run_with_several_deltas_has_none(tmp_path):
+    """The largest of them may be what one person chose."""
+    few = plan(Budgets([0.5] * 60 + [2.0] * 60, delta=[1e-4] * 100 + [1e-5] * 20), Recipe(20, 50, 1.0), "scale", "rdp")
+    with pytest.raises(RunError, match="several deltas"):
+        sheets.save_sheets(run(tmp_path / "run", few), tmp_path / "sheets")
+
+
+def test_a_run_whose_audit_contradicts_it_has_none(tmp_path):
+    path = run(tmp_path / "run", of(200, 300, 100))
+    audited(path, load_run(path).plan.digest, verdict="violated", violated=True)
+    with pytest.raises(RunError, match="audit contradicts"):
+        sheets.save_sheets(path, tmp_path / "sheets")
+
+
+def test_texts_of_the_caller_are_text_and_file_names_are_plain(tmp_path):
+    tiers = {"../<b>Ä</b> {right} \u202e": 1.0, "///": 2.0, "x" * 300: 3.0}
+    about = {"purpose": "<script>alert(1)</script> {tier}", "contact": '"><img src=x>'}
+    path = run(tmp_path / "run", of(200, 300, 100), metadata={"tiers": tiers, "about": about})
+    files = sheets.save_sheets(path, tmp_path / "sheets")
+    assert {file.name for file in files if file.name.endswith("en.html")} == {
+        "1-b-ä-b-right.en.html",
+        "2-tier.en.html",
+        f"3-{'x' * 40}.en.html",
+    }
+    for file in files:
+        page = file.read_text()
+        assert "<script>" not in page.lower()
+        assert "<img" not in page
+        assert "<b>" not in page
+        assert "\u202e" not in page
+        assert "{tier}" in page
+        assert "default-src 'none'" in page
+
+
+# -- languages ---------------------------------------------------------------------------------------------------------
+
+
+def texts(language: str) -> dict[str, Any]:
+    return tomllib.loads((sheets.LANGUAGES / f"{language}.toml").read_text(encoding="utf-8"))
+
+
+def shape(values: Any) -> Any:
+    """Keys and names between braces."""
+    if isinstance(values, dict):
+        return {key: shape(value) for key, value in values.items()}
+    return len(values) if isinstance(values, list) else {name for _, name, *_ in Formatter().parse(values) if name}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_has_the_same_texts_with_the_same_names(language):
+    assert shape(texts(language)) == shape(texts("en"))
+    assert [list(texts(language)[name]) for name in sheets.SECTIONS] == [list(texts("en")[n]) for n in sheets.SECTIONS]
+
+
+def test_a_third_language_is_one_more_file(tmp_path, monkeypatch):
+    shutil.copytree(sheets.LANGUAGES, tmp_path / "languages")
+    english = (tmp_path / "languages/en.toml").read_text()
+    (tmp_path / "languages/fr.toml").write_text(english.replace("What you chose", "Votre choix"))
+    monkeypatch.setattr(sheets, "LANGUAGES", tmp_path / "languages")
+    found = pages(run(tmp_path / "run", of(200, 300, 100)))
+    assert "Votre choix" in found["2-middle.fr.html"]
+    assert len(found) == 9
+
+
+def syllables(word: str) -> int:
+    """Groups of vowels; a final e is silent in English, unless it is the only one."""
+    return max(1, len(re.findall(r"[aeiouyäöü]+", word.lower())))
+
+
+def readability(words_of: list[str], language: str) -> float:
+    """Flesch's reading ease for English (70: seventh grade), the first Wiener Sachtextformel for German (a grade).
+
+    Flesch 1948; Bamberger and Vanecek 1984.
+    """
+    sentences = [s for text in words_of for s in re.split(r"[.!?:]\s|[.!?:]$", text.replace("\n", " ")) if s.strip()]
+    words = [word for s in sentences for word in re.findall(r"[^\W\d_]+", s)]
+    counts = [max(1, syllables(w) - (language == "en" and w.endswith("e") and not w.endswith("le"))) for w in words]
+    per_sentence = len(words) / len(sentences)
+    if language == "en":
+        return 206.835 - 1.015 * per_sentence - 84.6 * sum(counts) / len(words)
+    part = 100 / len(words)
+    long, few = part * sum(c >= 3 for c in counts), part * sum(c == 1 for c in counts)
+    six = part * sum(len(w) > 6 for w in words)
+    return 0.1935 * long + 0.1672 * per_sentence + 0.1297 * six - 0.0327 * few - 0.875
+
+
+def test_the_indices_are_those_of_known_texts():
+    """One word of one syllable, and one of five, by hand; and the words of offices, which are far from school level."""
+    assert readability(["Go."], "en") == pytest.approx(206.835 - 1.015 - 84.6)
+    assert readability(["Universitäten."], "de") == pytest.approx(19.35 + 0.1672 + 12.97 - 0.875)
+    office = "Die Verarbeitung personenbezogener Daten erfolgt auf Grundlage der Einwilligung der betroffenen Personen."
+    assert readability([office], "de") > 12
+    office = (
+        "The processing of personal information necessitates documented authorisation by participating individuals."
+    )
+    assert readability([office], "en") < 30
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sheets_are_readable_at_school_level(language):
+    written = [part for name in sheets.SECTIONS for part in texts(language)[name].values()]
+    found = readability([re.sub(r"\{\w+\}|\d+", "x", part) for part in written], language)
+    assert found >= 80 if language == "en" else found <= 5
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+
+
+def chromium(*arguments: str) -> str:
+    flags = ("--headless", "--no-sandbox", "--disable-gpu")
+    return subprocess.run([str(CHROMIUM), *flags, *arguments], capture_output=True, text=True, timeout=120).stdout
+
+
+@needs_chromium
+def test_a_sheet_is_one_page_on_paper_and_no_wider_than_a_small_screen(tmp_path):
+    for file in sheets.save_sheets(run(tmp_path / "run", of(200, 300, 100)), tmp_path / "sheets"):
+        if "middle" in file.name:
+            chromium("--no-pdf-header-footer", f"--print-to-pdf={tmp_path}/sheet.pdf", f"file://{file}")
+            assert b"/Count 1" in (tmp_path / "sheet.pdf").read_bytes()
+            inside = f'<iframe style="width: 390px; height: 800px" srcdoc="{escape(file.read_text())}"></iframe>'
+            script = "onload = () => document.title = frames[0].document.documentElement.scrollWidth"
+            (tmp_path / "small.html").write_text(f"<title></title>{inside}<script>{script}</script>")
+            shown = chromium("--dump-dom", f"file://{tmp_path}/small.html")
+            assert 300 < int(re.findall(r"<title>(\d+)</title>", shown)[0]) <= 390
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_sheets_of_a_trained_run_and_replaces_nothing_else(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("people.csv").write_text(people())
+    Path("people.toml").write_text(CONFIG)
+    change('drop = ["id"]', 'drop = ["id"]\nread_off = []\nperson = "each row is one person"')
+    change('column = "epsilon"', 'column = "epsilon"\ntiers = {"1" = 1, "4" = 4, "none of us" = 2}')
+    epsilons("train", "people.toml", "-q").succeeded()
+    epsilons("report", "runs/people-1", "--for-people", "out").succeeded("out/1-1.de.html", "out/3-none-of-us.en.html")
+    epsilons("report", "runs/people-1", "--for-people", "out").succeeded()
+    assert not Path("runs/people-1/report.html").exists()
+    Path("out/1-1.en.html").write_text("mine")
+    epsilons("report", "runs/people-1", "--for-people", "out").is_refused(2, "not a sheet for people")
+    epsilons("report", "runs/people-1", "--for-people", "out", "--json").is_refused(2, "leave out --json")
