@@ -298,3 +298,28 @@ def test_what_cannot_be_compared_is_refused(saved):
     epsilons("compare", "careful.json", "none.json").is_refused(2, "none.json")
     with pytest.raises(PlanError, match="no epsilons in common"):
         side_by_side({"a": THREE["careful"], "b": of({1.0: 1.0}, unit="person")})
+
+
+def test_the_page_of_advice_has_noise_odds_classes_tuning_and_a_proxy(tmp_path):
+    asked = "--shares 1:30%,3:70% --records 10000 --batch-size 512 --steps 40 --accountant rdp --runs 10"
+    asked += " --classes 1:80/20,3:10/90 --proxy 1:88%,2:91%,4:95%"
+    page = tmp_path / "advice.html"
+    assert epsilons("advise", *asked.split(), "--html", str(page)).code == 0
+    text = page.read_text()
+    for words in (
+        "Ways to use these budgets",
+        "Right guesses of 100",
+        "Noise",
+        "0: 0.6",
+        "logarithmic:10",
+        "training.balance",
+    ):
+        assert words in text
+    advice = advise(Budgets.from_shares({1.0: 0.3, 3.0: 0.7}, records=10_000), Recipe(40, 512, 1.0), "rdp", runs=10)
+    for way in advice.ways:
+        expected = 0.88 + 0.03 * (way.signal - 1) if way.signal < 2 else 0.91 + 0.02 * (way.signal - 2)
+        assert f"{expected:.1%}" in text
+    small = ["--shares", "1:1%,3:99%", "--records", "100", "--batch-size", "10", "--steps", "40"]
+    refused = epsilons("advise", *small, "--html", str(tmp_path / "small.html"))
+    assert refused.code != 0
+    assert not (tmp_path / "small.html").exists()

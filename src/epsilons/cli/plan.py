@@ -20,7 +20,7 @@ from ..planning.class_balance import TIED
 from ..planning.display import runs_of
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, compare_page, save_page
-from ..reporting.plan_page import PlanPage, side_by_side
+from ..reporting.plan_page import PlanPage, advised, side_by_side
 from . import options as opt
 from . import plan_inputs
 from .options import console, show_classes, show_comparison, show_plan, show_risk, show_table
@@ -187,6 +187,9 @@ ADVISE_EXAMPLES = """
 epsilons advise --shares 1:34%,2:43%,3:23% --records 50000 --batch-size 1024 --steps 1465
 
 epsilons advise --budgets wishes.csv --batch-size 512 --steps 2000 --picture advice.svg
+
+epsilons advise --shares 1:30%,3:70% --records 9000 --batch-size 512 --steps 400 --classes "1:80/20,3:10/90" --runs 10
+  --html advice.html   # strategies, odds, classes and tuning on one page
 """
 
 
@@ -215,6 +218,10 @@ class AdviseFlags:
     runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1
     accountant: opt.Accountant = "pld"
     picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None
+    html: Annotated[Path | None, opt.option("Also write a page with odds, noise and classes, e.g. advice.html.")] = None
+    proxy: Annotated[
+        str | None, opt.option("With --html: accuracy of PUBLIC data at these signals, 0.5:88%,1:91%,2:93%.")
+    ] = None
     as_json: opt.AsJson = False
 
 
@@ -230,8 +237,12 @@ def advise_command(flags: AdviseFlags) -> None:
     classes, names = opt.parse_classes(flags.classes)
     advice = advise(asked, recipe, flags.accountant, runs=flags.runs)
     suppressed = has_small_cells(advice.plan.groups)
-    if flags.picture and suppressed:
-        raise PlanError(f"The flags.picture is not drawn. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
+    if (flags.picture or flags.html) and suppressed:
+        raise PlanError(f"The picture or page is not made. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
+    if flags.html:
+        check_replaceable(flags.html)
+        proxy = opt.parse_shares(flags.proxy) if flags.proxy is not None else None
+        write_text(flags.html, compare_page(advised(advice, classes, names, proxy)))
     if flags.picture:
         _draw(advice, flags.picture)
     if flags.as_json:
@@ -254,6 +265,8 @@ def advise_command(flags: AdviseFlags) -> None:
     out.print(advice.inputs, soft_wrap=True)
     if flags.picture:
         out.print(f"\nDrawn in {printable(flags.picture)}")
+    if flags.html:
+        out.print(f"\nThe page is {printable(flags.html)}. It is internal, confidential.")
 
 
 def _draw(advice: Advice, path: Path) -> None:

@@ -32,7 +32,7 @@ epsilons advise --shares 1:50%,3:50% --records 10000 --batch-size 256 --steps 10
 
 #: What a grid may change: a plan depends on none of these. Of [training], keys are written without the section.
 KEYS = ("training.lr", "training.momentum", "training.optimizer", "model")
-DEFAULT = "logarithmic:10"
+DEFAULT = "poisson:10"
 
 
 @dataclass(frozen=True)

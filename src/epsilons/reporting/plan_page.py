@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,7 +20,8 @@ from ..core.disclosure import DisplayRow, display_rows, has_small_cells
 from ..core.mechanism import FloatArray
 from ..errors import PlanError
 from ..ledger import run_json
-from ..planning import Advice, Plan, Recipe, advise, display, risk_profile
+from ..planning import Advice, Plan, Recipe, advise, balance, display, risk_profile
+from ..planning.class_balance import TIED, Classes
 from ..planning.plan_numbers import SHARES
 from . import plan_words as words
 from .sentences import strategy
@@ -140,12 +141,40 @@ def make_page(plan: Plan, about: About) -> PlanPage:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Plans beside one another. In facts and tables: one cell per plan, "–" where it has none."""
+    """Plans beside one another. In facts and tables: one cell per plan, "–" where it has none.
+
+    says  of ways to use the same budgets, what the advisor says of all of them
+    """
 
     names: tuple[str, ...]
     pages: tuple[PlanPage, ...]
     facts: Comparison
     tables: tuple[Comparison, ...]
+    says: tuple[str, ...] = ()
+
+
+def advised(
+    advice: Advice, classes: Classes | None, names: Sequence[str], proxy: Mapping[float, float] | None
+) -> SideBySide:
+    """Every way to use these budgets side by side: noise, odds, signal, the worst class, and what tuning costs.
+
+    classes, names  how tiers and classes go together, as for `balance`, and the names of the classes
+    proxy           {signal: accuracy} of public data in the place of the private, for an expected accuracy
+    """
+    found = side_by_side({way.name: plan for way, plan in zip(advice.ways, advice.plans, strict=True)})
+    facts = [row for row in found.facts.rows if len(set(row[1])) > 1 and row[0] != "strategy"]
+    facts.append(("signal, relative to uniform", tuple(f"{way.signal:.2f}" for way in advice.ways)))
+    says = [advice.verdict, advice.of_tuning]
+    if classes is not None:
+        parts = [balance(plan, classes).relative for plan in advice.plans]
+        worst = tuple(f"{names[int(part.argmin())]}: {part.min():.2f}" for part in parts)
+        facts.append(("the class with the lowest weight / people", worst))
+        says.append(f"Weight / people: {TIED}.")
+    if proxy:
+        signals, scores = zip(*sorted(proxy.items()), strict=True)
+        expected = np.interp([way.signal for way in advice.ways], signals, scores)
+        facts.append(("expected accuracy, from the public proxy", tuple(f"{one:.1%}" for one in expected)))
+    return replace(found, facts=Comparison("", tuple(facts)), says=tuple(filter(None, says)))
 
 
 def side_by_side(plans: Mapping[str, Plan]) -> SideBySide:
