@@ -528,6 +528,24 @@ def test_the_command_tries_a_grid_and_keeps_the_best(tmp_path: Path, monkeypatch
     assert "epsilons tune" in trained.err
 
 
+def test_a_command_that_is_interrupted_says_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from epsilons.cli import train_config
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "people.csv").write_text(people(160))
+    (tmp_path / "people.toml").write_text(CONFIG)
+    asked = ["tune", "people.toml", "--grid", "lr=0.1,0.5", "--select", "logarithmic:2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(train_config, "fit", interrupted)
+        stopped = command_line(*asked)
+    assert stopped.code == 130
+    assert "Repeat the command" in stopped.err
+    assert command_line(*asked).code == 0
+
+
 def test_noise_of_a_selection_is_found_like_that_of_one_run() -> None:
     noise = noise_for(1.0, 0.1, 100, 1e-5, Selected(BOTH[2]))
     assert 0.999 <= Selected(BOTH[2])([SampledGaussian(0.1, noise, 100)], 1e-5) <= 1.0

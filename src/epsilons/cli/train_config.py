@@ -338,8 +338,11 @@ def tune(file: Path, prepared: Prepared, configs: Mapping[str, Config], folder: 
     signed = signatures_of(folder, [])
     if prepared.config.privacy.signed_by:
         check_signed(signed, prepared.config.privacy.signed_by, folder)
-    counted = counted_plan(prepared.plan(), folder)
-    return tuning.tune(counted, list(configs), train, lambda m: _right(m, prepared), held_out=prepared.judges.budgets)
+    counted, held_out = counted_plan(prepared.plan(), folder), prepared.judges.budgets
+    try:
+        return tuning.tune(counted, list(configs), train, lambda model: _right(model, prepared), held_out=held_out)
+    except Interrupted:
+        raise Interrupted("interrupted. Repeat the command to continue: no step is charged twice.") from None
 
 
 def _right(model: nn.Module, prepared: Prepared) -> Any:

@@ -71,7 +71,8 @@ def tune(
     candidates  settings to choose from. Each run draws one, so a mean of three runs per candidate tries most of them.
                 The list must not depend on the data
     train       train(candidate, plan, run_dir) -> model: makes a run, `fit(…, plan, run_dir=run_dir)`. torch is seeded
-                before each call, so that a resumed run begins with the same weights
+                before each call, so that a resumed run begins with the same weights. No call may use what earlier ones
+                found
     score       score(model) -> (held-out,) one number from 0 to 1 for each record, or person, that was held out: 1 if
                 the model is right about them. It must compute each number from this one's data alone
     held_out    their budgets, in the same order. None of them may be in the training data, and who is held out must not
@@ -88,7 +89,7 @@ def tune(
         raise PlanError("This plan selects nothing. Make it with plan(…, select=Selection(…)).")
     if held_out.unit != plan.unit:
         raise InputError(f"The plan is about {plan.unit}s, and the held-out budgets are of {held_out.unit}s.")
-    noise = noises_for(held_out.epsilons, 1.0, 1, held_out.groups.claims, plan.certify)
+    noise = noises_for(held_out.epsilons, 1.0, 1, held_out.groups.terms, plan.certify)
     weights = (noise.min() / noise)[held_out.group]
     lock = FolderLock(folder.path)
     try:
