@@ -65,6 +65,11 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
         return batch_epsilon(accountant.accountant, both, claims)
     if isinstance(accountant, Selected):
         return _of_selection(accountant, histories, claims)
+    return _of_histories(accountant, histories, claims)
+
+
+def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
+    rates, noises, steps = histories
     function, options = _unwrapped(accountant)
     _check_claims(function, claims)
     if is_by_risk(claims):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from ..core.notebook import new_figure, save_figure
 from ..errors import InputError, PlanError, json_text, printable
 from ..ledger.plan_folder import PlanFolder
 from ..planning import Advice, Recipe, advise, balance
-from ..planning.class_balance import TIED
+from ..planning.class_balance import TIED, Classes
 from ..planning.display import runs_of
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, compare_page, save_page
@@ -237,14 +238,7 @@ def advise_command(flags: AdviseFlags) -> None:
     classes, names = opt.parse_classes(flags.classes)
     advice = advise(asked, recipe, flags.accountant, runs=flags.runs)
     suppressed = has_small_cells(advice.plan.groups)
-    if (flags.picture or flags.html) and suppressed:
-        raise PlanError(f"The picture or page is not made. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
-    if flags.html:
-        check_replaceable(flags.html)
-        proxy = opt.parse_shares(flags.proxy) if flags.proxy is not None else None
-        write_text(flags.html, compare_page(advised(advice, classes, names, proxy)))
-    if flags.picture:
-        _draw(advice, flags.picture)
+    _write(advice, flags, classes, names, suppressed)
     if flags.as_json:
         print(json_text(advice.to_dict(), allow_nan=True))
         return
@@ -263,10 +257,22 @@ def advise_command(flags: AdviseFlags) -> None:
         out.print(f"{advice.of_tuning} epsilons docs tuning")
     out.print(advice.model, style="dim")
     out.print(advice.inputs, soft_wrap=True)
-    if flags.picture:
-        out.print(f"\nDrawn in {printable(flags.picture)}")
+    for file in filter(None, (flags.picture, flags.html)):
+        out.print(f"\nWritten: {printable(file)}. It is internal, confidential.")
+
+
+def _write(
+    advice: Advice, flags: AdviseFlags, classes: Classes | None, names: Sequence[str], is_suppressed: bool
+) -> None:
+    """The picture and the page that were asked for."""
+    if (flags.picture or flags.html) and is_suppressed:
+        raise PlanError(f"The picture or page is not made. {of_unit(ADVICE_SUPPRESSED, advice.plan.unit)}")
     if flags.html:
-        out.print(f"\nThe page is {printable(flags.html)}. It is internal, confidential.")
+        check_replaceable(flags.html)
+        proxy = None if flags.proxy is None else opt.parse_shares(flags.proxy)
+        write_text(flags.html, compare_page(advised(advice, classes, names, proxy)))
+    if flags.picture:
+        _draw(advice, flags.picture)
 
 
 def _draw(advice: Advice, path: Path) -> None:

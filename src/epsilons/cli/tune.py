@@ -61,16 +61,11 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
     interruption, it goes on.
     """
-    settings = [*parse_settings(flags.settings or ())]
-    settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
-    asked = read_config(config, settings).privacy.select
-    settings.append(Setting(("privacy", "select"), flags.select or asked or DEFAULT))
+    settings = _settings(config, flags)
     candidates = {", ".join(f"{s.name} = {s.value}" for s in one): one for one in _grid(flags.grid)}
     configs = {name: read_config(config, [*settings, *one]) for name, one in candidates.items()}
     first = next(iter(configs.values()))
     check_trusted([made.model.name for made in configs.values()] + [first.privacy.strategy], config.parent, flags.trust)
-    if first.registry is not None or first.training.seeds:
-        raise InputError("A selection goes with neither [registry] nor training.seeds. Leave them out.")
     out = console(quiet=flags.quiet or flags.as_json)
     prepared = prepare(first, config.parent)
     plan = prepared.plan()
@@ -91,6 +86,16 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     if flags.as_json:
         values = {one.name: one.value for one in candidates[selected]}
         print(json.dumps({"path": str(found.path), "selected": values, "score": found.score}, indent=1))
+
+
+def _settings(config: Path, flags: TuneFlags) -> list[Setting]:
+    """The settings of all runs. Raises InputError for a config that no selection takes."""
+    settings = [*parse_settings(flags.settings or ())]
+    settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
+    asked = read_config(config, settings)
+    if asked.registry is not None or asked.training.seeds:
+        raise InputError("A selection goes with neither [registry] nor training.seeds. Leave them out.")
+    return [*settings, Setting(("privacy", "select"), flags.select or asked.privacy.select or DEFAULT)]
 
 
 def _grid(texts: Sequence[str]) -> list[tuple[Setting, ...]]:

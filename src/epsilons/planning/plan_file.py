@@ -170,6 +170,22 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
+    try:
+        file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
+        _check_schema(values, file, path)
+        return file, file.digest == digest_of(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PlanError(
+            f"{path} is not a plan this program can read: {where}: {first['msg'].lower()} ({error.error_count()} such "
+            f"problems). Make it again with epsilons plan … -o {path.name}."
+        ) from None
+
+
+def _check_schema(values: Mapping[str, Any], file: PlanFile, path: Path) -> None:
+    """Raise PlanError for keys that files of this schema do not have, or for a missing one."""
+    schema = values.get("schema")
     if schema not in (SCHEMA_OF_PERSONS, *_SCHEMAS_OF_ALL) and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
         raise PlanError(
             f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
@@ -180,28 +196,18 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
             "It was edited; make a new plan with epsilons plan."
         )
-    try:
-        file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
-        for own, name, says in (
-            (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
-            (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
-            (SCHEMA_OF_SELECTIONS, "added", "how a run is selected, or what is counted"),
-        ):
-            is_there = any(getattr(part, name, None) is not None for part in (file, *file.groups))
-            within = (own, SCHEMA_OF_SELECTIONS) if own == SCHEMA_OF_RISKS else (own,)
-            if (schema == own and not is_there) or (schema not in within and is_there):
-                raise PlanError(
-                    f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
-                    "a new plan with epsilons plan."
-                )
-        return file, file.digest == digest_of(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise PlanError(
-            f"{path} is not a plan this program can read: {where}: {first['msg'].lower()} ({error.error_count()} such "
-            f"problems). Make it again with epsilons plan … -o {path.name}."
-        ) from None
+    for own, name, says in (
+        (SCHEMA_OF_ACCOUNTS, "start", "what was spent before"),
+        (SCHEMA_OF_RISKS, "risk", "what risks are declared"),
+        (SCHEMA_OF_SELECTIONS, "added", "how a run is selected, or what is counted"),
+    ):
+        is_there = any(getattr(part, name, None) is not None for part in (file, *file.groups))
+        within = (own, SCHEMA_OF_SELECTIONS) if own == SCHEMA_OF_RISKS else (own,)
+        if (schema == own and not is_there) or (schema not in within and is_there):
+            raise PlanError(
+                f"{path} contradicts itself: files of schema {own}, and no others, say {says}. It was edited; make "
+                "a new plan with epsilons plan."
+            )
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
