@@ -520,10 +520,47 @@ def scorecard(table: str, header: Row, rows: list[Row]) -> Iterator[tuple[Row, N
         yield row, {} if found is None else {2: found}
 
 
+def banded(table: str, header: Row, rows: list[Row]) -> Iterator[tuple[Row, Numbers]]:
+    found = json.loads((HERE / "results" / "banded.json").read_text(encoding="utf-8"))
+    by_run = {f"{run['data']}, ε = {run['tiers']}": run for run in found["runs"]}
+    for row in rows:
+        wanted: Numbers = {}
+        name, *rest = row[0].lower().split(", ")
+        if header[0] == "data, batch":
+            for column, title in enumerate(header[1:], 1):
+                chosen = {"data": name, "batch": int(rest[0])} | dict(
+                    zip(("epochs", "epsilon"), map(float, re.findall(r"[\d.]+", title)), strict=True)
+                )
+                (ratios,) = (each["ratios"] for each in found["errors"] if chosen.items() <= each.items())
+                bands = sorted((ratio, int(count)) for count, ratio in ratios.items() if count != "1")
+                wanted[column] = bands[0]
+        elif header[0] == "data, budgets":
+            run = by_run[f"{name}, {rest[0]}"]
+            tests = [dict(enumerate(run["chosen"][noise]["test"])) for noise in ("independent", "banded")]
+            least = [
+                min(trial["error"] for trial in run["trials"][noise] if trial["momentum"] == 0)
+                for noise in ("independent", "banded")
+            ]
+            wanted = {1 + at: spread(list(each.values())) for at, each in enumerate(tests)}
+            wanted |= {3: gain(tests[1], tests[0]), 4: [least[1] / least[0]]}
+        else:
+            trials = by_run[f"{name}, {rest[0]}"]["trials"][rest[1]]
+            best = max((trial for trial in trials if "final" in trial), key=lambda trial: trial["final"])
+            records = {"mnist": 60_000, "cifar10": 50_000, "imdb": 25_000}[name]
+            steps = round(4 * records / best["batch"])
+            lr = best["travel"] * (1 - best["momentum"]) / (0.1 * steps)
+            shown = [best["batch"], best["bands"], best["momentum"], steps, float(f"{lr:.3g}")]
+            wanted = {column: [value] for column, value in enumerate(shown, 1)}
+        yield row, wanted
+
+
 # -- all -----------------------------------------------------------------------------------------------------------
 
 #: The first columns of a table -> its numbers.
 KINDS: dict[tuple[str, ...], Callable[..., Iterator[tuple[Row, Numbers]]]] = {
+    ("data, batch",): banded,
+    ("data, budgets",): banded,
+    ("settings that were chosen", "batch"): banded,
     ("cell", "paper", "ours"): compared,
     ("cell", "number", "paper"): compared,
     ("what", "cell", "minus"): paired,

@@ -95,6 +95,14 @@ def run(
 
 
 @app.command()
+def banded() -> None:
+    """Train with banded noise and with independent noise: what is missing of results/banded.json."""
+    from .banded import experiment
+
+    experiment()
+
+
+@app.command()
 def report() -> None:
     """Render the pages docs/results*.md from the finished runs."""
     from .reporting import write

@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
-from . import alternatives, balance, membership_report, opening, per_class, protocol_page, texts, visits_page
+from . import (
+    alternatives,
+    balance,
+    banded_page,
+    membership_report,
+    opening,
+    per_class,
+    protocol_page,
+    texts,
+    visits_page,
+)
 from .comparing import (
     NETWORK,
     PAPER_PRECISION,
@@ -59,7 +69,7 @@ PAGES: dict[str, tuple[str, tuple[str | Part, ...]]] = {
     "results-runtime": ("Seconds", ("runtime_planning", "runtime_training")),
     "results-beyond": (
         "Beyond the paper",
-        (protocol_page.page, "momentum", "pld", "conventions", "features", "fashion_mnist", "visits"),
+        (protocol_page.page, "momentum", "pld", "conventions", "features", "fashion_mnist", "visits", banded_page.page),
     ),
 }
 
