@@ -165,6 +165,8 @@ class SelectedProfile(Profile):
         From (ε, δ), δ(ε′) is at most δ + (1 − δ)(e^ε − e^ε′)/(1 + e^ε) for ε′ ≤ ε (Kairouz, Oh and Viswanath, arXiv
         1311.0776v4, Theorem 2.1: the region of the rates of both errors).
         """
+        if not self._total.any():
+            return np.zeros(len(epsilons))  # of a record that never takes part
         deltas = rdp.delta_of(self._total[0], ORDERS, _AHEAD)
         by_larger = deltas + (1 - deltas) * (np.exp(_AHEAD) - np.exp(epsilons[:, None])) / (1 + np.exp(_AHEAD))
         by_larger[epsilons[:, None] > _AHEAD] = 1.0

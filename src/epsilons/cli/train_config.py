@@ -152,7 +152,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         for seed, run_dir in folders.items()
     ]
     for run in runs:
-        out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
+        out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{score(run)}")
         if warning := _warning(run):
             out.print(warning)
     show_table(spend_table(plan, runs[0].charged), out)
@@ -444,7 +444,7 @@ def check_outputs(model: nn.Module, inputs: Tensor, outputs: int, name: str) -> 
         raise ModelError(f"The model {name!r} must turn two records into shape {expected}, got {got}.")
 
 
-def _score(run: Run) -> str:
+def score(run: Run) -> str:
     if not run.metrics:
         return ""
     last = run.metrics[-1]

@@ -66,14 +66,15 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     configs = {name: read_config(config, [*settings, *one]) for name, one in candidates.items()}
     first = next(iter(configs.values()))
     check_trusted([made.model.name for made in configs.values()] + [first.privacy.strategy], config.parent, flags.trust)
-    out = console(quiet=flags.quiet or flags.as_json)
-    prepared = prepare(first, config.parent)
-    plan = prepared.plan()
-    show_plan(plan, out)
-    if flags.dry_run:
-        return
+    from ..training.fitting.fit_loop import Run
     from . import train_config  # torch is imported here
 
+    out = console(quiet=flags.quiet or flags.as_json)
+    prepared = prepare(first, config.parent)
+    train_config.show_data(prepared, out)
+    show_plan(prepared.plan(), out)
+    if flags.dry_run:
+        return
     with out.status("Making a secret number of runs …"):
         found = train_config.tune(config, prepared, configs, flags.output or Path("runs") / f"{config.stem}-tuned")
     if found.path is None:
@@ -82,6 +83,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     selected = list(candidates)[found.candidate or 0]
     out.print(f"Selected: {printable(selected)}")
     out.print(f"Its share of right answers among the held-out, with noise: {found.score:.1%}")
+    out.print(train_config.score(Run.load(found.path)).removeprefix("; ").capitalize())
     out.print(f"\nSaved in {printable(found.path)}/. Next: epsilons report {printable(found.path)}", soft_wrap=True)
     if flags.as_json:
         values = {one.name: one.value for one in candidates[selected]}

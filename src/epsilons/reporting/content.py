@@ -197,7 +197,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
         about=about_of(settings.about) or about_of(settings.metadata.about),
-        period=period_of(settings.started, settings.ended, release),
+        period=period_of(settings.started, settings.ended, release or plan.select is not None),
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
