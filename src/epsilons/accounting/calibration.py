@@ -21,7 +21,7 @@ from ..core.mechanism import SMALLEST_NOISE, Counted, FloatArray, IntArray, Repe
 from ..errors import InfeasibleBudgetError, PlanError
 from . import filter, pld, rdp
 from .profile import TERMS, usage
-from .selection import ORDERS, Selected
+from .selection import Selected
 
 # -- Many histories at once: the epsilon of every group of a plan costs little more than that of the distinct
 # histories
@@ -63,8 +63,8 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
         added = np.vstack([rates, one]), np.vstack([noises, count.noise_multiplier * one])
         both = Histories(*added, (*steps, count.steps))
         return batch_epsilon(accountant.accountant, both, claims)
-    if isinstance(accountant, Selected):
-        return _of_selection(accountant, histories, claims)
+    if isinstance(accountant, Selected) and claims.ndim > 1:
+        raise PlanError("A selection takes budgets of (epsilon, delta) only: neither by risk nor of a registry.")
     return _of_histories(accountant, histories, claims)
 
 
@@ -98,15 +98,6 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
         else:
             out[here] = [accountant(history, float(delta)) for delta in deltas[here]]
     return out[pair]
-
-
-def _of_selection(accountant: Selected, histories: Histories, claims: FloatArray) -> FloatArray:
-    if claims.ndim > 1:
-        raise PlanError("A selection takes budgets of (epsilon, delta) only: neither by risk nor of a registry.")
-    distinct, column = _distinct(np.concatenate([histories.rates, histories.noises]))
-    rates, noises = np.split(distinct, 2)
-    total = accountant.select.divergences(rates, noises, histories.steps)[column]
-    return np.asarray(np.where(total.any(axis=1), rdp.converted(total, claims, ORDERS), 0.0))
 
 
 def _check_claims(function: Accountant, claims: FloatArray) -> None:
@@ -152,7 +143,7 @@ def conservative(accountant: Accountant) -> Accountant:
 
 
 def _with_options(accountant: Accountant, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Accountant:
-    if isinstance(accountant, Repeated | Counted):
+    if isinstance(accountant, Repeated | Counted | Selected):
         return replace(accountant, accountant=_with_options(accountant.accountant, changed))
     function, options = _unwrapped(accountant)
     return functools.partial(pld.epsilon, **changed(options)) if function is pld.epsilon else accountant

@@ -7,7 +7,16 @@ score, satisfies (α, ε_α)-RDP at every order α. The released run then satisf
   Pr[K = k] = (1 − γ)^k/(k·ln(1/γ)) for k ≥ 1;
 * Poisson (Theorem 6): ε′ = ε_α + E[K]·δ_α + ln E[K]/(α − 1), where one run satisfies (ln(1 + 1/(α − 1)), δ_α)-DP.
 
-With K known, or a run that lost, neither holds.
+The accountant "rdp" uses these. "pld" uses the smaller of them and of the following bound, by which the released run is
+(R + ε, E[K]·δ(ε))-DP for every ε, where δ is the profile of one run (Koskela, Redberg and Wang, "Privacy Profiles for
+Private Selection", arXiv 2402.06701, have it for some K; the proof in docs/why-tiers-hold.md is for any):
+
+    R = max over t in [0, 1] of ln φ′(t)/φ′(G(t)),    φ(t) = E[t^K],
+
+where an event of probability t has at least probability G(t) on the other data set. G(t) is at least e^−x·(t − δ(x))
+and 1 − e^x·(1 − t) − δ(x), at every x.
+
+With K known, or a run that lost, none of this holds.
 """
 
 from __future__ import annotations
@@ -16,11 +25,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
-from ..core.mechanism import FloatArray, SampledGaussian
+from ..core.mechanism import SMALLEST_DELTA, FloatArray, SampledGaussian
 from ..errors import PlanError
 from . import pld, rdp
 from .profile import DELTAS, Profile
@@ -29,6 +37,9 @@ from .profile import DELTAS, Profile
 DISTRIBUTIONS = ("logarithmic", "poisson")
 ORDERS: FloatArray = np.array(rdp.EXTENDED_ORDERS)
 _AHEAD = np.linspace(0.0, 20.0, 401)
+#: Where lines bound G from below, and the ends of the intervals on which one of the lines is used.
+LINES = np.geomspace(1e-3, 20.0, 150)
+_PARTS = np.unique(np.concatenate([np.linspace(0, 1, 101), 1 - np.geomspace(1e-7, 1, 150)]))
 #: A selection of more runs in expectation is refused.
 MOST_RUNS = 10_000
 
@@ -38,8 +49,7 @@ class Selection:
     """A secret number of runs, from this distribution; the best of them is released.
 
     distribution  "logarithmic": at least one run, and mostly few, but sometimes several times the mean. "poisson":
-                  near the mean; none with probability e^−mean. Up to about five runs poisson needs less noise, beyond
-                  them logarithmic (`epsilons advise --runs`)
+                  near the mean; none with probability e^−mean. `epsilons advise --runs` shows what each costs in noise
     mean          expected number of runs, above 1
 
     Raises PlanError for other values.
@@ -124,16 +134,49 @@ class Selection:
             extra = self.mean * deltas
         return np.asarray(base + extra + math.log(self.mean) / (ORDERS - 1))
 
+    def log_slope(self, t: FloatArray) -> FloatArray:
+        """ln φ′(t), up to a constant, for t at most 1."""
+        return self.mean * t if self.distribution == "poisson" else -np.log1p(-(1 - self.gamma) * t)
+
+    def shift(self, deltas: FloatArray) -> float:
+        """R of one run, rounded up. deltas: (LINES,) upper bounds on its δ there
+
+        On each line in the place of G, φ′(t)/φ′(G(t)) is monotone in t: for "logarithmic" a quotient of linear
+        functions, for "poisson" an exponential. So on an interval the larger of its ends counts.
+        """
+        at, deltas = LINES[:, None], deltas[:, None]
+        lines = [np.exp(-at) * (_PARTS - deltas), 1 - np.exp(at) * (1 - _PARTS) - deltas]
+        log_ratio = self.log_slope(_PARTS) - self.log_slope(np.vstack(lines))  # (lines, ends)
+        worse = np.maximum(log_ratio[:, :-1], log_ratio[:, 1:]).min(axis=0)
+        return float(worse.max()) * (1 + 1e-9) + 1e-12
+
 
 @dataclass(frozen=True)
 class Selected:
-    """epsilon(history, delta) of the run that is released, where every run goes through this history."""
+    """epsilon(history, delta) of the run that is released, where every run goes through this history.
+
+    accountant  that of one run: pld.epsilon, also with fixed options, or rdp.epsilon
+    """
 
     select: Selection
-    accountant: ClassVar[Callable[..., float]] = staticmethod(rdp.epsilon)  # which computes the divergences of one run
+    accountant: Callable[[Sequence[SampledGaussian], float], float]
 
     def __call__(self, history: Sequence[SampledGaussian], delta: float) -> float:
-        return float(rdp.converted(_total(self.select, history), np.array([delta]), ORDERS)[0])
+        return float(self.epsilon_at(history, np.array([delta]))[0])
+
+    def epsilon_at(self, history: Sequence[SampledGaussian], deltas: FloatArray) -> FloatArray:
+        """(deltas,) the same at several deltas; 0 for a record that never takes part."""
+        if all(part.is_silent for part in history):
+            return np.zeros(len(deltas))
+        total = np.repeat(_total(self.select, history), len(deltas), axis=0)
+        bounds = rdp.converted(total, deltas, ORDERS)
+        of_one = deltas / self.select.mean
+        if self.accountant is not rdp.epsilon and of_one.min() >= SMALLEST_DELTA:
+            options = getattr(self.accountant, "keywords", {})
+            spent = pld.epsilon_at(history, of_one, **options)
+            shift = self.select.shift(pld.divergences(history, LINES, **options).max(axis=0))
+            bounds = np.minimum(bounds, shift + spent)
+        return bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,28 +192,40 @@ class SelectedProfile(Profile):
     def epsilons(self) -> FloatArray:
         if self.select is None:
             return super().epsilons
-        return rdp.converted(np.repeat(self._total, len(DELTAS), axis=0), np.array(DELTAS), ORDERS)
+        by_rdp = Selected(self.select, rdp.epsilon).epsilon_at(self.history, np.array(DELTAS))
+        exact = np.array(DELTAS) / self.select.mean >= SMALLEST_DELTA
+        by_rdp[exact] = Selected(self.select, pld.epsilon).epsilon_at(self.history, np.array(DELTAS)[exact])
+        return by_rdp
 
     def _divergence(self, epsilons: FloatArray) -> FloatArray:
         if self.select is None:
             return super()._divergence(epsilons)
-        # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). RDP bounds both directions alike.
+        # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). The bounds are for both directions alike.
         below = np.minimum(epsilons, 0.0)
         one = -np.expm1(below) + np.exp(below) * self._deltas(np.abs(epsilons))
         return np.stack([one, one])
 
     def _deltas(self, epsilons: FloatArray) -> FloatArray:
-        """(epsilons,) at epsilons >= 0. The conversion is loose near 0; there (ε, δ) at a larger ε counts.
+        """(epsilons,) at epsilons >= 0. Near 0 the bounds are loose; there (ε, δ) at a larger ε counts.
 
         From (ε, δ), δ(ε′) is at most δ + (1 − δ)(e^ε − e^ε′)/(1 + e^ε) for ε′ ≤ ε (Kairouz, Oh and Viswanath, arXiv
         1311.0776v4, Theorem 2.1: the region of the rates of both errors).
         """
+        assert self.select is not None
         if not self._total.any():
             return np.zeros(len(epsilons))  # of a record that never takes part
-        deltas = rdp.delta_of(self._total[0], ORDERS, _AHEAD)
-        by_larger = deltas + (1 - deltas) * (np.exp(_AHEAD) - np.exp(epsilons[:, None])) / (1 + np.exp(_AHEAD))
+        at = np.concatenate([epsilons, _AHEAD])
+        by_profile = self.select.mean * pld.divergences(self.history, at - self._shift).max(axis=0)
+        both = np.minimum(np.minimum(by_profile, rdp.delta_of(self._total[0], ORDERS, at)), 1.0)
+        own, ahead = both[: len(epsilons)], both[len(epsilons) :]
+        by_larger = ahead + (1 - ahead) * (np.exp(_AHEAD) - np.exp(epsilons[:, None])) / (1 + np.exp(_AHEAD))
         by_larger[epsilons[:, None] > _AHEAD] = 1.0
-        return np.asarray(np.minimum(rdp.delta_of(self._total[0], ORDERS, epsilons), by_larger.min(axis=1)))
+        return np.asarray(np.minimum(own, by_larger.min(axis=1)))
+
+    @cached_property
+    def _shift(self) -> float:
+        assert self.select is not None
+        return self.select.shift(pld.divergences(self.history, LINES).max(axis=0))
 
     @cached_property
     def _total(self) -> FloatArray:

@@ -213,7 +213,7 @@ def tuning_costs(budgets: Budgets, recipe: Recipe, accountant: Accountant, runs:
     if runs <= 1 or budgets.groups.terms.ndim > 1 or accountant not in (accounting.pld.epsilon, accounting.rdp.epsilon):
         return {}
     ways: dict[str, Accountant] = {"all runs released": Repeated(accountant, math.ceil(runs))}
-    ways |= {str(one): Selected(one) for one in (Selection(name, runs) for name in DISTRIBUTIONS)}
+    ways |= {str(one): Selected(one, accountant) for one in (Selection(name, runs) for name in DISTRIBUTIONS)}
     rate = recipe.batch_size / budgets.records
 
     def noise(certify: Accountant) -> float:

@@ -220,7 +220,8 @@ def _of_selection(select: Selection, steps: int, unit: Unit) -> tuple[str, str, 
         " of the run that is released, its settings, its score with noise,",
         f", the list of settings, the choice of held-out {unit}s, made without looking at data",
         "the number of runs, anything about the others, how long they took, other runs, tuning",
-        f"{steps:,} steps, and for the selection (Papernot and Steinke, arXiv 2110.03620)",
+        f"{steps:,} steps, and for the selection (Papernot and Steinke, arXiv 2110.03620; with PLD also Koskela, "
+        "Redberg and Wang, arXiv 2402.06701)",
     )
 
 

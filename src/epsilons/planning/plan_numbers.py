@@ -246,10 +246,11 @@ class PlanNumbers:
             raise PlanError('Budgets by risk need accountant="pld"; others take tiers of (epsilon, delta) only.')
         check_runs(self.runs, self.steps)
         object.__setattr__(self, "runs", int(self.runs))
-        if self.select is not None and (self.accountant != "rdp" or self.runs > 1 or self.adjacency != ROSTER):
+        known = self.accountant in ("pld", "rdp")
+        if self.select is not None and not (known and self.runs == 1 and self.adjacency == ROSTER):
             raise PlanError(
-                'A selection is certified by accountant="rdp", counts its own runs, and needs a public roster: leave '
-                "out runs and public shares."
+                'A selection is certified by "pld" or "rdp", counts its own runs, and needs a public roster: leave out '
+                "runs and public shares."
             )
         if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
             raise PlanError(
@@ -300,7 +301,7 @@ class PlanNumbers:
         """The accountant of a run: with the counts of classes, and of a selection, of the run that is released."""
         if self.class_noise is not None:
             return Counted(self.accountant_fn, self.class_noise, self.runs)
-        return self.accountant_fn if self.select is None else Selected(self.select)
+        return self.accountant_fn if self.select is None else Selected(self.select, self.accountant_fn)
 
     @cached_property
     def score_noise(self) -> FloatArray:

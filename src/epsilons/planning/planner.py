@@ -146,8 +146,7 @@ def plan(
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
                     between them
     select          a secret number of runs, of which only the best by a private score is released, in place of runs:
-                    every group uses up its budget with the whole selection. It is certified by "rdp", and `tune` makes
-                    the runs
+                    every group uses up its budget with the whole selection. `tune` makes the runs
     class_noise     lets each run count the classes in each tier, with noise of this standard deviation in people
                     (`class_counts`), for `balanced_loss`; it is charged like a step
     public_shares   {epsilon: share} that you declare and did not derive from these data; of budgets by risk,
@@ -204,8 +203,8 @@ def _certifier(accountant: Accountant, runs: int, select: Selection | None, clas
     if class_noise is not None:
         raise PlanError("A selection counts no classes: declare them.")
     if runs > 1 or accountant not in (pld.epsilon, rdp.epsilon):
-        raise PlanError('A selection is certified by accountant="rdp" alone, and has its own number of runs.')
-    return Selected(select)
+        raise PlanError('A selection is certified by "pld" or "rdp", and has its own number of runs.')
+    return Selected(select, accountant)
 
 
 def _check_options(function: Strategy, label: str, options: Mapping[str, Any]) -> None:
