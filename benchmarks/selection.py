@@ -27,7 +27,7 @@ RECIPE = Recipe(steps=200, batch_size=1024, clip_norm=1.0)
 GRID = list(itertools.product((4.0, 8.0, 16.0, 32.0, 64.0), (0.0, 0.9)))
 HELD_OUT = 6_000
 RUNS = 10
-SELECTIONS = (Selection("logarithmic", RUNS), Selection("logarithmic", 3 * RUNS), Selection("poisson", RUNS))
+SELECTIONS = (Selection("logarithmic", RUNS), Selection("poisson", RUNS))
 
 
 def features(split: str, kept: Path) -> tuple[torch.Tensor, torch.Tensor]:
