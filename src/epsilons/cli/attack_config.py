@@ -24,9 +24,10 @@ from ..models import build
 from ..planning import Plan
 from ..training import Performance
 from ..training.validation import groups_of
+from . import Interrupted
 from .options import console, show_plan, show_table
 from .plan_inputs import AttackFlags, check_trusted
-from .train_config import Interrupted, check_outputs, show_data
+from .train_config import check_outputs, show_data
 
 #: The flags that are also arguments of `membership.attack`.
 PASSED_ON = ("shadows", "placebo", "method", "seed", "jobs", "resume", "keep_scores")

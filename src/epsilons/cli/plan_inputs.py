@@ -99,6 +99,9 @@ class TrainFlags:
         None
     )
     resume: Annotated[bool, opt.option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False
+    starts_or_resumes: Annotated[
+        bool, opt.option("Begin or continue the run in --run-dir, output.folder, or runs/NAME-1.", "--continue")
+    ] = False
     settings: opt.SetKeys = None
     epochs: opt.Epochs = None
     strategy: opt.Strategy = None
@@ -136,9 +139,10 @@ class TrainFlags:
 
     def check_demonstration(self) -> None:
         """Raise InputError for flags that need a config."""
-        if self.tensorboard or self.as_json or self.resume or self.dry_run:
+        if self.tensorboard or self.as_json or self.resume or self.dry_run or self.starts_or_resumes:
             raise InputError(
-                "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
+                "--tensorboard, --json, --resume, --continue and --dry-run need a config; the demonstration only "
+                "prints its table."
             )
         if self.settings or self.epochs is not None or self.strategy is not None:
             raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")

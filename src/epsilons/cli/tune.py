@@ -15,6 +15,7 @@ from ..configs.config_file import Setting, parse_settings, read_config
 from ..configs.prepare import prepare
 from ..errors import InputError, printable
 from . import options as opt
+from . import stopped_by_sigterm
 from .options import console, show_plan
 from .plan_inputs import check_trusted
 
@@ -59,7 +60,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     Each run draws its settings from the grid, and gets a score with noise on people who are held out. The worse of two
     runs is destroyed. All of it together spends each person's budget once, and needs more noise than one run: about
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
-    interruption, it goes on.
+    interruption, it goes on. SIGTERM ends it as it ends epsilons train --continue: a checkpoint, and exit code 75.
     """
     settings = [*parse_settings(flags.settings or ())]
     settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
@@ -79,7 +80,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
         return
     from . import train_config  # torch is imported here
 
-    with out.status("Making a secret number of runs …"):
+    with stopped_by_sigterm(), out.status("Making a secret number of runs …"):
         found = train_config.tune(config, prepared, configs, flags.output or Path("runs") / f"{config.stem}-tuned")
     if found.path is None:
         out.print("The number of runs was drawn as 0, so there is no model. This is a result like others, and charged.")

@@ -1,0 +1,255 @@
+"""Jobs without a person beside them: one line that starts or goes on, however often and wherever it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import program
+from epsilons import PlanFolder
+from epsilons.ledger.ledger import Ledger, read_charges
+from epsilons.ledger.run_folder import RunFolder, read_metrics
+from epsilons.planning import Plan
+from epsilons.registry import Registry
+from epsilons.training import checkpoints
+from program import CONFIG, change, epsilons, people
+from registries import VISITS
+
+URL = "sqlite:///people.db"
+STEPS = 150
+IDS = [f"zz{i:03d}" for i in range(60)]
+TRAIN = ["train", "people.toml", "--run-dir", "runs/one", "--continue"]
+JOB = [*TRAIN, "-q"]
+CHARGED = [*TRAIN, "--registry", URL, "--share", "0.5", "-q"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EPSILONS_REGISTRY", raising=False)
+    Path("people.csv").write_text(people())
+    Path("people.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def job(arguments: list[str], seconds: float | None = None, by: int = signal.SIGKILL) -> int:
+    """The exit code of the command in a process that is killed after some seconds; a negative number for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        code = 99
+        try:
+            code = program.epsilons(*arguments).code
+        finally:
+            os._exit(code)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(pid, by)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def begin_again() -> None:
+    """A folder without runs, and, if there is one, with the registry as it was."""
+    shutil.rmtree("runs", ignore_errors=True)
+    shutil.rmtree("tuning", ignore_errors=True)
+    if Path("before.db").exists():
+        shutil.copy("before.db", "people.db")
+
+
+def alone() -> list[str]:
+    """One seeded run; its folder."""
+    change("steps = 4", f"steps = {STEPS}\nseeds = [7]\ncheckpoint_every = 20\neval_every = 30")
+    return ["."]
+
+
+def counted() -> list[str]:
+    """Two seeded runs, which are all that their plan certifies; their folders."""
+    change("steps = 4", f"steps = {STEPS}\nseeds = [7, 8]\ncheckpoint_every = 20")
+    change('accountant = "rdp"', 'accountant = "rdp"\nruns = 2\nplan_folder = "tuning"')
+    return ["seed-7", "seed-8"]
+
+
+def charged() -> list[str]:
+    """A run that is charged to a registry, which takes no seed; its folder."""
+    lines = [f"{one},{1 + 3 * (i % 2)}" for i, one in enumerate(IDS)]
+    Path("wishes.csv").write_text("id,epsilon\n" + "\n".join(lines) + "\n")
+    visits = [f"{one},{20 + i % 50},{('no', 'yes')[i % 3 % 2]}" for i, one in enumerate(IDS * 2)]
+    Path("visits.csv").write_text("id,age,label\n" + "\n".join(visits) + "\n")
+    Path("people.toml").write_text(VISITS)
+    change("steps = 20", f"steps = {STEPS}\ncheckpoint_every = 20")
+    epsilons("registry", "create", URL).succeeded()
+    epsilons("registry", "import", URL, "wishes.csv", "--person", "id").succeeded()
+    shutil.copy("people.db", "before.db")
+    return ["."]
+
+
+def outcome(folders: list[str]) -> list[Any]:
+    """What every job must end in: weights, metrics, charges; and that nothing secret or unfinished is left."""
+    found: list[Any] = []
+    for path in (Path("runs/one") / name for name in folders):
+        plan = Plan.load(path / "plan.json")
+        assert read_charges(path / "ledger.jsonl", plan) == (STEPS,)
+        assert {"secret", "checkpoints", "reservation.json"}.isdisjoint(os.listdir(path))
+        metrics = [row["step"] for row in read_metrics(RunFolder(path))]
+        found.append((metrics, json.loads((path / "model.json").read_text()), load_file(path / "model.safetensors")))
+    if Path("tuning").exists():
+        assert PlanFolder("tuning").begun == len(folders)
+    if Path("before.db").exists():
+        with Registry(URL) as registry:
+            assert registry.verify().is_right
+            assert registry.account(IDS).used_share == pytest.approx([0.5] * len(IDS), rel=1e-3)
+            states = sorted((run.state, run.charged) for run in registry.summary().runs)
+            assert [state for state in states if state != ("cancelled", 0)] == [("settled", STEPS)]
+    return found
+
+
+@pytest.mark.parametrize("kind", [alone, counted, charged])
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_job_that_is_killed_and_started_again_ends_as_one_that_was_not(kind, kills):
+    """Killed at random times, by SIGKILL and by SIGTERM in turn."""
+    folders, rng, left = kind(), random.Random(kills), kills
+    arguments = CHARGED if kind is charged else JOB
+    began = time.monotonic()
+    assert job(arguments) == 0
+    seconds, expected = time.monotonic() - began, outcome(folders)
+    while left > 0:
+        begin_again()
+        for start in range(1000):
+            by = (signal.SIGKILL, signal.SIGTERM)[left % 2]
+            code = job(arguments, rng.uniform(0.02, seconds) if left > 0 else None, by)
+            if code == 0:
+                break
+            assert code in ((-signal.SIGKILL,) if by == signal.SIGKILL else (75, -signal.SIGTERM)), (start, code)
+            left -= 1
+        for (steps, model, weights), (steps_, model_, weights_) in zip(outcome(folders), expected, strict=True):
+            assert (steps, model) == (steps_, model_)
+            if kind is not charged:  # without a seed, each run has a key of its own
+                assert all(torch.equal(weights[name], weights_[name]) for name in weights_)
+        done = epsilons(*arguments[:-1])
+        assert (done.code, done.err) == (0, "")
+        assert done.out == "runs/one is finished: nothing was done.\n"
+
+
+def dying(target: Any, name: str, when: str) -> Any:
+    """This function, which kills the process."""
+    function = getattr(target, name)
+
+    def dies(*arguments: Any, **options: Any) -> None:
+        if when == "after":
+            function(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return dies
+
+
+#: where the process is killed -> (object, its function, whether right before or right after)
+POINTS = {
+    "before the slot is claimed": (PlanFolder, "claim", "before"),
+    "after the slot is claimed": (PlanFolder, "claim", "after"),
+    "after run.json": (RunFolder, "create", "after"),
+    "after the key": (RunFolder, "write_key", "after"),
+    "after the ledger": (Ledger, "__init__", "after"),
+    "before the ledger": (Ledger, "__init__", "before"),
+}
+
+
+@pytest.mark.parametrize("point", POINTS.values(), ids=POINTS)
+def test_a_run_that_is_killed_as_it_begins_costs_no_slot_of_its_plan(point, monkeypatch):
+    folders = counted()
+    with monkeypatch.context() as patched:
+        patched.setattr(*point[:2], dying(*point))
+        for _ in range(2):
+            assert job(JOB) == -signal.SIGKILL
+    epsilons(*JOB).succeeded()
+    outcome(folders)
+
+
+def test_a_run_that_was_moved_away_keeps_its_slot():
+    """Otherwise its slot would pay for two runs."""
+    counted()
+    epsilons(*JOB, "--set", "training.seeds=[7]").succeeded()
+    shutil.move("runs/one", "kept")
+    epsilons(*JOB, "--set", "training.seeds=[7]").succeeded()
+    shutil.move("runs/one", "kept too")
+    epsilons(*JOB, "--set", "training.seeds=[7]").is_refused(2, "2 have begun")
+
+
+def test_sigterm_saves_a_checkpoint_and_ends_with_code_75_and_how_to_go_on(here):
+    change("steps = 4", "steps = 200000")
+    command = [sys.executable, "-m", "epsilons", *JOB]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    ledger = here / "runs/one/ledger.jsonl"
+    deadline = time.monotonic() + 120
+    while not (ledger.exists() and '"update"' in ledger.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert err.count("\n") == 1
+    assert err.startswith("epsilons: terminated after ")
+    assert "epsilons train people.toml --run-dir runs/one --continue" in err
+    charged = int(err.split()[3].replace(",", ""))
+    updates = [line for line in map(json.loads, ledger.read_text().splitlines()) if line["kind"] == "update"]
+    assert len(updates) == charged  # the step was finished
+    state = checkpoints.latest(here / "runs/one/checkpoints")
+    assert state is not None
+    assert state["updates"] == charged
+
+
+def test_the_folder_of_a_job_is_always_the_same_one():
+    change("steps = 4", "steps = 2")
+    for _ in range(2):
+        epsilons("train", "people.toml", "-q").succeeded()
+    epsilons("train", "people.toml", "--continue").succeeded("runs/people-1 is finished: nothing was done.")
+    other = epsilons("train", "people.toml", "--continue", "--set", "training.lr=0.3")
+    other.succeeded("finished", "trained by another config", "--run-dir")
+    values = json.loads(epsilons("train", "people.toml", "--continue", "--json").out)
+    assert values == {"path": "runs/people-1", "finished": True}
+    epsilons("train", "people.toml", "--continue", "--set", 'output.folder="elsewhere"').succeeded(
+        "Saved in elsewhere/"
+    )
+    assert sorted(os.listdir("runs")) == ["people-1", "people-2"]
+    for more in (["--resume"], ["--dry-run"]):
+        epsilons("train", "people.toml", "--continue", *more).is_refused(2, "leave out")
+    epsilons("train", "--continue").is_refused(2, "--continue")
+    Path("notes").mkdir()
+    Path("notes/mine.txt").write_text("mine")
+    epsilons("train", "people.toml", "--continue", "-o", "notes").is_refused(2, "notes holds no run")
+
+
+def test_a_job_under_a_saved_plan_keeps_to_it(monkeypatch):
+    change("steps = 4", f"steps = {STEPS}\ncheckpoint_every = 20")
+    epsilons("plan", "people.toml", "-o", "plan.json", "-q").succeeded()
+    arguments = [*JOB, "--plan", "plan.json"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", dying(Ledger, "charge", "after"))
+        assert job(arguments) == -signal.SIGKILL
+    epsilons("plan", "people.toml", "-o", "plan.json", "-q", "--set", "training.batch_size=11").succeeded()
+    epsilons(*arguments).is_refused(3, "belongs to another plan")
+    epsilons("plan", "people.toml", "-o", "plan.json", "-q").succeeded()
+    epsilons(*arguments).succeeded()
+    outcome(["."])
+
+
+def test_a_selection_ends_on_sigterm_and_goes_on():
+    change("steps = 4", "steps = 700\ncheckpoint_every = 50")
+    tuning = ["tune", "people.toml", "--grid", "lr=0.1,1", "--select", "poisson:2", "-q", "-o", "runs/tuned"]
+    codes = [job(tuning, 1.0, signal.SIGTERM)]
+    while codes[-1] != 0 and len(codes) < 100:
+        codes.append(job(tuning, 1.2, signal.SIGTERM))
+    assert {*codes[:-1]} <= {75, -signal.SIGTERM}
+    assert codes[-1] == 0
+    assert json.loads(Path("runs/tuned/selection.json").read_text())["is_finished"]
