@@ -14,7 +14,7 @@ from rich.console import Console
 from ..auditing import membership
 from ..auditing.membership.folder import check_outside_of_runs
 from ..configs.config import Config
-from ..configs.config_file import read_config
+from ..configs.config_file import environment_settings, read_config
 from ..configs.prepare import Prepared, prepare
 from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
@@ -45,7 +45,7 @@ class Target:
 def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
     """Attack what `target` names, and write the result into `folder`."""
     check_outside_of_runs(folder)
-    found = _of_run(target) if target.is_dir() else Target(read_config(target), target.parent)
+    found = _of_run(target) if target.is_dir() else Target(read_config(target, environment_settings()), target.parent)
     if found.config.training.loss == "mse":
         raise InputError(
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '

@@ -16,7 +16,7 @@ from ..accounting.selection import Selection
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
-from ..configs.config_file import Setting, parse_settings, read_config, strategy_options
+from ..configs.config_file import Setting, environment_settings, parse_settings, read_config, strategy_options
 from ..data.arrays import in_words
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
@@ -235,8 +235,8 @@ def not_covered(about: About) -> str:
 
 
 def settings_of(recipe: RecipeFlags, texts: Sequence[str] | None) -> tuple[Setting, ...]:
-    """The settings of --set, and then those of other flags."""
-    return (*parse_settings(texts or ()), *recipe.settings())
+    """The settings of the environment, then those of --set, and then those of other flags; later ones win."""
+    return (*environment_settings(), *parse_settings(texts or ()), *recipe.settings())
 
 
 def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:

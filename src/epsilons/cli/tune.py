@@ -17,7 +17,7 @@ from ..errors import InputError, printable
 from . import options as opt
 from . import stopped_by_sigterm
 from .options import console, show_plan
-from .plan_inputs import check_trusted
+from .plan_inputs import RecipeFlags, check_trusted, settings_of
 
 TUNE_EXAMPLES = """
 [bold]Examples[/bold]
@@ -62,7 +62,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
     interruption, it goes on. SIGTERM ends it as it ends epsilons train --continue: a checkpoint, and exit code 75.
     """
-    settings = [*parse_settings(flags.settings or ())]
+    settings = [*settings_of(RecipeFlags(), flags.settings)]
     settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
     asked = read_config(config, settings).privacy.select
     settings.append(Setting(("privacy", "select"), flags.select or asked or DEFAULT))
