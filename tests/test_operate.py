@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,17 +13,19 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import program
-from epsilons import PlanFolder
+from epsilons import PlanFolder, cli
+from epsilons.cli import registry_command
 from epsilons.ledger.ledger import Ledger, read_charges
 from epsilons.ledger.run_folder import RunFolder, read_metrics
 from epsilons.planning import Plan
-from epsilons.registry import Registry
+from epsilons.registry import Registry, evidence
 from epsilons.training import checkpoints
 from program import CONFIG, change, epsilons, people
 from registries import VISITS
@@ -253,3 +256,207 @@ def test_a_selection_ends_on_sigterm_and_goes_on():
     assert {*codes[:-1]} <= {75, -signal.SIGTERM}
     assert codes[-1] == 0
     assert json.loads(Path("runs/tuned/selection.json").read_text())["is_finished"]
+
+
+# -- keys of a config in the environment ---------------------------------------------------------------------------
+
+
+def test_keys_of_a_config_are_set_by_the_environment_and_set_wins_over_it(monkeypatch):
+    monkeypatch.setenv("EPSILONS_SET_TRAINING__LR", "0.5")
+    monkeypatch.setenv("EPSILONS_SET_TRAINING__EPOCHS", "1")  # in the place of steps
+    monkeypatch.setenv("EPSILONS_SET_MODEL__OPTIONS__hidden", "[3]")
+    monkeypatch.setenv("EPSILONS_SET_PRIVACY__STRATEGY", "uniform")
+    epsilons("train", "people.toml", "-o", "one", "--set", "training.lr=0.7", "--set", "training.momentum=0.5")
+    found = RunFolder(Path("one")).read_settings()["metadata"]
+    config = found["config"]
+    assert (config["training"]["lr"], config["training"]["momentum"]) == (0.7, 0.5)
+    assert (config["training"]["steps"], config["training"]["epochs"]) == (None, 1)
+    assert config["model"]["options"] == {"hidden": [3]}
+    assert found["set"] == {
+        "model.options.hidden": [3],
+        "privacy.strategy": "uniform",
+        "training.epochs": 1,
+        "training.lr": 0.7,
+        "training.momentum": 0.5,
+    }
+    assert json.loads(epsilons("plan", "people.toml", "--json").out)["strategy"] == "uniform"
+    assert json.loads(epsilons("plan", "people.toml", "--json", "--strategy", "sample").out)["strategy"] == "sample"
+    tuned = epsilons("tune", "people.toml", "--grid", "lr=1", "--select", "poisson:2", "--dry-run")
+    tuned.succeeded("uniform")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("EPSILONS_SET_LR", "0.1", "EPSILONS_SET_LR is not in the form"),
+        ("EPSILONS_SET_TRAINING__LR", " ", "EPSILONS_SET_TRAINING__LR is not in the form"),
+        ("EPSILONS_SET_TRAINING____LR", "1", "is not in the form"),
+        ("EPSILONS_SET_TRAINING__LRR", "1", "no key 'lrr'; did you mean 'lr'?"),
+        ("EPSILONS_SET_TRAINING__LR", "fast", "training.lr"),
+    ],
+)
+def test_a_variable_that_sets_no_key_is_refused(name, value, words, monkeypatch):
+    monkeypatch.setenv(name, value)
+    for command in ("train", "plan"):
+        epsilons(command, "people.toml").is_refused(2, words)
+    assert not Path("runs").exists()
+
+
+# -- --json --------------------------------------------------------------------------------------------------------
+
+SCHEMAS = json.loads(epsilons("docs", "--schemas").out)
+TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None)}
+
+
+def problems(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
+    """What is wrong with a value by a JSON Schema, as far as schemas.json uses the language."""
+    known = {"type", "properties", "required", "additionalProperties", "items", "anyOf", "allOf", "const", "$ref"}
+    assert schema.keys() <= known | {"description"}, schema
+    found: list[str] = []
+    if "$ref" in schema:
+        found += problems(value, SCHEMAS["$defs"][schema["$ref"].removeprefix("#/$defs/")], where)
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{where}: {value!r}")
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    fits = [isinstance(value, bool) if one == "boolean" else isinstance(value, TYPES[one]) for one in types]
+    if isinstance(value, bool) and types and "boolean" not in types:
+        fits = []
+    if types and not any(fits):
+        return [*found, f"{where}: {value!r} is not of {types}"]
+    if isinstance(value, dict):
+        inner, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        found += [f"{where} lacks {name}" for name in schema.get("required", ()) if name not in value]
+        found += [f"{where}.{name}" for name in value if name not in inner and others is False]
+        for name, one in value.items():
+            found += problems(one, inner.get(name, others if isinstance(others, dict) else {}), f"{where}.{name}")
+    if isinstance(value, list):
+        found += [text for one in value for text in problems(one, schema.get("items", {}), f"{where}[]")]
+    for one in schema.get("allOf", ()):
+        found += problems(value, one, where)
+    if "anyOf" in schema and all(problems(value, one, where) for one in schema["anyOf"]):
+        found.append(f"{where}: none of anyOf")
+    return found
+
+
+SIZES = ["--shares", "1:50%,3:50%", "--records", "500", "--batch-size", "50", "--steps", "5"]
+OUTPUTS = """
+init people.csv -o new.toml
+plan SIZES -o a.json
+plan SIZES --strategy sample -o b.json
+plan people.toml --risk
+compare a.json b.json
+advise SIZES
+train people.toml -o runs/one
+train people.toml -o runs/one --continue
+train people.toml --dry-run
+train visits.toml --registry URL --share 0.5 -o runs/two
+tune people.toml --grid lr=0.1,1 --select logarithmic:2 -o tuned
+report runs/one
+predict runs/one people.csv -o scored.csv
+release runs/one --undeclared
+sign --new-key key.pem
+sign a.json --key key.pem --name A --role officer
+sign runs/one --key key.pem --name A --role officer
+verify a.json
+verify runs/one
+audit runs/one --canaries 50 --seed 0
+attack people.toml --shadows 8 -o attacks/one --jobs 1
+docs
+docs operate
+consent check people.toml
+consent check visits.toml --registry URL
+registry create URL
+registry import URL wishes.csv --person id
+registry change URL --id zz001 --epsilon 3
+registry withdraw URL --id zz002
+registry quota URL cardiology 0.5
+registry limit URL 0.5
+registry approve URL runs/two
+registry quarantine URL --event 3 --reason wrong
+registry migrate URL
+registry settle URL runs/two
+registry show URL
+registry show URL --run RUN
+registry show URL --id zz001
+registry verify URL
+registry export URL -o export.json
+registry backup URL -o backup.db
+registry restore backup.db sqlite:///other.db --since export.json
+registry repair URL
+registry roles
+registry admit postgresql://o@db/p sue --id zz001
+registry carry-out postgresql://o@db/p
+"""
+
+
+def commands() -> set[str]:
+    """All commands, with those of groups."""
+    found = {}
+    for name in cli.COMMANDS:
+        made = cli.loaded(name)
+        found |= {f"{name} {inner}": one for inner, one in getattr(made, "commands", {"": made}).items()}
+    return {name.strip() for name in found}
+
+
+@pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")
+def test_what_a_command_prints_with_json_is_as_its_schema_says(monkeypatch):
+    charged()
+    shutil.move("people.toml", "visits.toml")
+    Path("people.toml").write_text(CONFIG)
+    Path("people.db").unlink()
+    Path("people.db.pepper").unlink()
+    # What needs PostgreSQL, or something wrong, is replaced; what is printed is not.
+    monkeypatch.setattr(evidence, "approve", lambda registry, run: run)
+    monkeypatch.setattr(Registry, "quarantine", lambda *given: None)
+    lines = OUTPUTS.strip().split("\n")
+    lines.sort(key=lambda line: not line.startswith(("registry create", "registry import")))  # first
+    seen = set()
+    for line in lines:
+        words = line.split(" ")
+        name = " ".join(words[: 2 if words[0] in ("registry", "consent") else 1])
+        if "postgresql" in line:
+            monkeypatch.setattr(registry_command, "opened", lambda *given: contextlib.nullcontext(Mock()))
+        run = [json.loads(epsilons("registry", "show", URL, "--json").out)["runs"][0]["run"]] if "RUN" in words else []
+        given = [part for word in words for part in {"SIZES": SIZES, "URL": [URL], "RUN": run}.get(word, [word])]
+        outcome = epsilons(*given, "--json")
+        assert outcome.code == 0, (line, outcome.err)
+        assert problems(json.loads(outcome.out), SCHEMAS["properties"][name]) == [], line
+        seen.add(name)
+    assert seen == commands() == set(SCHEMAS["properties"])
+
+
+def test_the_check_of_schemas_finds_what_is_wrong():
+    plan = json.loads(epsilons("plan", *SIZES, "--json").out)
+    schema = SCHEMAS["properties"]["plan"]
+    assert problems(plan, schema) == []
+    assert problems(plan | {"steps": "5"}, schema)
+    assert problems(plan | {"steps": True}, schema)
+    assert problems(plan | {"groups": [{"epsilon": 1}]}, schema)
+    assert problems({name: value for name, value in plan.items() if name != "digest"}, schema)
+    assert problems({"said": "x", "more": 1}, {"$ref": "#/$defs/said"})
+    assert problems({"path": "x", "finished": False}, SCHEMAS["properties"]["train"])
+
+
+# -- the URL of the registry ---------------------------------------------------------------------------------------
+
+
+def test_commands_about_a_registry_read_its_url_in_the_environment(monkeypatch):
+    charged()
+    monkeypatch.setenv("EPSILONS_REGISTRY", URL)
+    registry = lambda *given: epsilons("registry", *given)  # noqa: E731
+    registry("import", "wishes.csv", "--person", "id").succeeded("people of this list are new")
+    registry("change", "--id", "zz001", "--epsilon", "3").succeeded("changed")
+    registry("quota", "cardiology", "0.5").succeeded("cardiology: at most 0.5")
+    registry("show").succeeded("60 people")
+    registry("show", "sqlite:///other.db").is_refused(2, "other.db")
+    registry("backup", "-o", "copy.db").succeeded("Copied")
+    registry("export", "-o", "e.json").succeeded()
+    monkeypatch.setenv("EPSILONS_REGISTRY", "sqlite:///restored.db")
+    registry("restore", "copy.db", "--since", "e.json").succeeded("Restored")
+    assert Path("restored.db").exists()
+    monkeypatch.setenv("EPSILONS_REGISTRY", URL)
+    epsilons("train", "people.toml", "-q", "--share", "0.5", "--continue").succeeded()
+    epsilons("consent", "check", "people.toml", "--set", 'registry.project="x"').succeeded()
+    monkeypatch.delenv("EPSILONS_REGISTRY")
+    registry("show").is_refused(2, "URL")
