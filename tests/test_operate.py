@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -27,6 +28,7 @@ from epsilons.ledger.run_folder import RunFolder, read_metrics
 from epsilons.planning import Plan
 from epsilons.registry import Registry, evidence
 from epsilons.training import checkpoints
+from pages import blocks
 from program import CONFIG, change, epsilons, people
 from registries import VISITS
 
@@ -460,3 +462,64 @@ def test_commands_about_a_registry_read_its_url_in_the_environment(monkeypatch):
     epsilons("consent", "check", "people.toml", "--set", 'registry.project="x"').succeeded()
     monkeypatch.delenv("EPSILONS_REGISTRY")
     registry("show").is_refused(2, "URL")
+
+
+# -- docs/operate.md -----------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+CRON, SLURM = (block.text for block in blocks(ROOT / "docs/operate.md", "text"))
+
+
+@pytest.fixture
+def shell(here, monkeypatch):
+    """A function that runs a script with `epsilons`, and stand-ins for programs of Slurm, on its PATH."""
+    programs = {
+        "epsilons": f'exec {sys.executable} -m epsilons "$@"',
+        "srun": 'exec "$@"',
+        "scontrol": 'echo "$@" >> requeued',
+    }
+    for name, text in programs.items():
+        (here / "bin").mkdir(exist_ok=True)
+        (here / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (here / "bin" / name).chmod(0o755)
+
+    def run(script: str, **environment: str) -> int:
+        path = f"{here / 'bin'}:{os.environ['PATH']}"
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **environment}
+        return subprocess.run(["sh", "-c", script], env=given, check=False).returncode
+
+    return run
+
+
+def test_the_line_for_cron_trains_and_then_does_nothing(shell, here):
+    command = CRON.strip().split("  ", 1)[1].replace("/srv/people", str(here))
+    assert shell(command) == 0
+    done = RunFolder(Path("runs/june")).read_settings()
+    assert "done" in done
+    assert shell(command) == 0
+    assert RunFolder(Path("runs/june")).read_settings() == done
+
+
+def test_the_script_for_slurm_trains_every_task_and_is_queued_again_after_sigterm(shell, here):
+    change('accountant = "rdp"', 'accountant = "rdp"\nruns = 3\nplan_folder = "tuning"')
+    epsilons("plan", "people.toml", "-o", "tuning").succeeded("which counts the runs")
+    assert [shell(SLURM, SLURM_ARRAY_TASK_ID=str(task)) for task in range(3)] == [0, 0, 0]
+    found = [RunFolder(Path(f"runs/array-{task}")).read_settings()["metadata"]["set"] for task in range(3)]
+    assert found == [{"training.lr": 0.1}, {"training.lr": 0.3}, {"training.lr": 1}]
+    assert (PlanFolder("tuning").begun, Path("requeued").exists()) == (3, False)
+    for code in (75, 2):
+        (here / "bin/epsilons").write_text(f"#!/bin/sh\nexit {code}\n")
+        assert shell(SLURM, SLURM_ARRAY_TASK_ID="0", SLURM_JOB_ID="77") == code
+    assert Path("requeued").read_text() == "requeue 77\n"
+
+
+def test_the_container_begins_with_the_command_of_the_package():
+    lines = (ROOT / "deploy/Containerfile").read_text().splitlines()
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((entry,),) = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT")]
+    assert entry in setup["scripts"]
+    (install,) = [line for line in lines if "pip install" in line]
+    assert '--no-index --find-links /wheels "epsilons[app]"' in install
+    assert setup["name"] == "epsilons"
+    assert "app" in setup["optional-dependencies"]
+    assert [line for line in lines if line.startswith(("USER", "COPY"))] == ["COPY wheels /wheels", "USER trainer"]
