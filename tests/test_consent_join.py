@@ -119,7 +119,7 @@ def check_registry(case: Case, seed: int) -> None:
         assert case.ids is None or "as written" not in case.ids
         return
     if gone:
-        epsilons("registry", "withdraw", URL, "--file", "leaving.csv", "--column", "pid").succeeded()
+        epsilons("registry", "withdraw", URL, "--file", "leaving.csv", "--person", "pid").succeeded()
     config = read_config(Path("people.toml"))
     expected = took_part(case, case.rows, set(enrolled)) - {same(one, case.ways) for one in gone}
     with Registry(URL, spelling=case.ids) as registry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -549,12 +550,15 @@ def test_the_time_left_follows_from_the_updates_of_this_process(monkeypatch, cap
     monkeypatch.setattr(progress_line, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(progress, "spent", lambda private: "ε")
     private = SimpleNamespace(ledger=SimpleNamespace(charged=(0,)), plan=SimpleNamespace(steps=100))
-    private.on_update = ticks.append
+    private.on_update, private.folder = ticks.append, SimpleNamespace(path="runs/june")
     with progress.watched(private):
         for now, done in [(40.0, 61), (45.0, 66), (51.0, 72), (53.0, 100), (79.0, 100)]:
             clock[0], private.ledger.charged, private.is_finished = now, (done,), now == 79.0
             ticks[0](private)
-    lines = capsys.readouterr().err.splitlines()
+    stamped = [line.split("  ", 2) for line in capsys.readouterr().err.splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", when) for when, _, _ in stamped)
+    assert {run for _, run, _ in stamped} == {"runs/june"}
+    lines = [line for _, _, line in stamped]
     assert lines == ["charged 61/100  ε", "charged 72/100  0:00:28 left  ε", "charged 100/100  0:00:00 left  ε"]
 
 

@@ -584,7 +584,7 @@ def test_wards_with_whole_numbers_and_a_registry_that_people_leave(trained):
     takes = len(listed) - out
     assert out > sum(any(entry.decision in ("nein", "") for entry in one.entries) for one in people)
     done.succeeded(f"{takes} of {takes} people", f"{out} of {len(listed)} people of this list are left")
-    epsilons("registry", "withdraw", url, "--file", "widerruf.csv", "--column", "Pat_ID").succeeded()
+    epsilons("registry", "withdraw", url, "--file", "widerruf.csv", "--person", "Pat_ID").succeeded()
 
     hospital.init("station-0.parquet", "--test", "station-1.parquet")
     hospital.dates()

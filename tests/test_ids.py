@@ -448,7 +448,7 @@ def test_a_list_leaves_people_out_under_a_registry_too():
     Path("enrol.csv").write_text("pid,epsilon\n" + "".join(f"p{i},3\n" for i in range(95) if i != 50))
     epsilons("registry", "create", URL).succeeded()
     epsilons("registry", "import", URL, "enrol.csv", "--person", "pid").succeeded()
-    epsilons("registry", "withdraw", URL, "--person", "p60").succeeded()
+    epsilons("registry", "withdraw", URL, "--id", "p60").succeeded()
     found = counts("--registry", URL)
     assert (found["matched"], found["code"]) == ("58", "0")
     outcome = epsilons("train", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o", "run")

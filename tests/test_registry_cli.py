@@ -32,7 +32,7 @@ from registries import VISITS, begin, downgrade, outside, reserve, table
 
 URL = "sqlite:///people.db"
 PASSWORD = "xyzzy"
-ONE_PERSON = [URL, "--person", "zz001"]
+ONE_PERSON = [URL, "--id", "zz001"]
 IDS = [f"zz{i:03d}" for i in range(60)]
 
 
@@ -194,13 +194,13 @@ def test_an_import_enrols_and_changes_only_when_asked(people):
 
 
 def test_people_who_withdrew_are_not_brought_back_by_an_import(people):
-    registry("withdraw", "--person", "zz007").succeeded("Withdrawn")
+    registry("withdraw", "--id", "zz007").succeeded("Withdrawn")
     Path("wishes.csv").write_text(Path("wishes.csv").read_text().replace(",4\n", ",3\n"))
     registry("import", "wishes.csv", "--person", "id", "--change").succeeded("withdrew")
     with Registry(URL) as opened:
         assert opened.account(IDS).withdrawn.sum() == 1
         assert opened.account(["zz007"]).epsilon == [4.0]
-    registry("change", "--person", "zz007", "--epsilon", "3").succeeded("changed")
+    registry("change", "--id", "zz007", "--epsilon", "3").succeeded("changed")
     with Registry(URL) as opened:
         assert not opened.account(IDS).withdrawn.any()
 
@@ -243,11 +243,11 @@ def test_tiers_are_written_either_way(people):
 
 def test_a_list_with_strangers_withdraws_the_others_and_says_so(people, monkeypatch):
     Path("leaving.csv").write_text("name,id\nx,zz001\ny,zz999\nz,zz002\n")
-    registry("withdraw", "--file", "leaving.csv").is_refused(2, "--column")
-    registry("withdraw", "--file", "leaving.csv", "--column", "id").is_refused(3, "Fewer than 20", "others were")
+    registry("withdraw", "--file", "leaving.csv").is_refused(2, "--person")
+    registry("withdraw", "--file", "leaving.csv", "--person", "id").is_refused(3, "Fewer than 20", "others were")
     monkeypatch.setattr("sys.stdin", io.StringIO("zz003\n"))
-    registry("withdraw", "--person", "-").succeeded()
-    registry("withdraw", "--person", "zz999").is_refused(3, "is enrolled")
+    registry("withdraw", "--id", "-").succeeded()
+    registry("withdraw", "--id", "zz999").is_refused(3, "is enrolled")
     with Registry(URL) as opened:
         assert opened.account(IDS).withdrawn.nonzero()[0].tolist() == [1, 2, 3]
 
@@ -297,14 +297,14 @@ def test_one_persons_account_is_for_a_terminal_or_json(people):
     with Registry(URL) as opened:
         reserve(opened, "one", IDS[:30], [0] * 30, table([20.0]), project="cardiology")
         share = float(opened.account([IDS[4]]).used_share[0])
-    registry("show", "--person", IDS[4]).is_refused(2, "terminal")
-    outcome = registry("show", "--person", IDS[4], "--json")
+    registry("show", "--id", IDS[4]).is_refused(2, "terminal")
+    outcome = registry("show", "--id", IDS[4], "--json")
     account = json.loads(outcome.out)
     assert "CONFIDENTIAL" in outcome.err
     assert account["epsilon"] == 1.0
     assert account["used"] == pytest.approx(share, abs=1e-6)
     assert [(run["run"], run["used"]) for run in account["runs"]] == [("one", account["used"])]
-    assert json.loads(registry("show", "--person", IDS[50], "--json").out)["runs"] == []
+    assert json.loads(registry("show", "--id", IDS[50], "--json").out)["runs"] == []
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
@@ -312,10 +312,10 @@ def test_one_persons_account_is_for_a_terminal_or_json(people):
 
 def test_a_restored_copy_and_a_rewritten_chain_are_found(people):
     shutil.copy("people.db", "backup.db")
-    registry("withdraw", "--person", IDS[0])
+    registry("withdraw", "--id", IDS[0])
     registry("export", "-o", "june.json").succeeded()
     registry("export", "-o", "june.json").is_refused(2, "exists")
-    registry("withdraw", "--person", IDS[1])
+    registry("withdraw", "--id", IDS[1])
     registry("verify", "--since", "june.json").succeeded("continues the export")
     registry("verify").succeeded("--since")
     now = Path("people.db").read_bytes()
@@ -323,7 +323,7 @@ def test_a_restored_copy_and_a_rewritten_chain_are_found(people):
     registry("verify").succeeded()
     registry("verify", "--since", "june.json").is_refused(3, "restored from an older copy")
     for one in IDS[2:5]:
-        registry("withdraw", "--person", one)
+        registry("withdraw", "--id", one)
     registry("verify", "--since", "june.json").is_refused(3, "rewritten")
     Path("people.db").write_bytes(now)
     outside((URL,), "update wish set epsilon = 9.0 where id = 1")
@@ -337,7 +337,7 @@ def test_a_restored_copy_and_a_rewritten_chain_are_found(people):
 
 def test_runs_of_two_folders_share_lifetime_budgets(people):
     train("--share", "0.3", "--project", "cardiology").succeeded()
-    registry("withdraw", "--person", IDS[0]).succeeded()
+    registry("withdraw", "--id", IDS[0]).succeeded()
     Path("elsewhere").mkdir()
     for file in ("visits.csv", "people.toml"):
         shutil.copy(file, "elsewhere")
@@ -374,7 +374,7 @@ def test_a_run_states_its_registry_and_no_url(people):
 
 
 def test_an_interrupted_run_resumes_with_the_people_that_it_reserved(interrupted):
-    registry("withdraw", "--person", IDS[0])
+    registry("withdraw", "--id", IDS[0])
     with Registry(URL) as opened:
         opened.change(IDS[1:2], 2.0)
     before = shown()["runs"]
@@ -633,13 +633,13 @@ def test_every_command_works_on_both_databases(template, place):
     on("quota", "cardiology", "0.9")
     charged = ("--registry", url, *flags, "--share", "0.25", "--project", "cardiology", "-q")
     epsilons("train", "people.toml", *charged).succeeded()
-    on("withdraw", "--person", IDS[0])
-    on("change", "--person", IDS[1], "--epsilon", "5")
+    on("withdraw", "--id", IDS[0])
+    on("change", "--id", IDS[1], "--epsilon", "5")
     on("settle", "runs/people-1")
     on("export", "-o", "a.json")
     on("verify", "--since", "a.json")
     assert json.loads(on("show", "--json").out)["runs"][0]["state"] == "settled"
-    assert json.loads(on("show", "--person", IDS[0], "--json").out)["withdrawn"]
+    assert json.loads(on("show", "--id", IDS[0], "--json").out)["withdrawn"]
 
 
 def test_what_a_subject_states_is_carried_out(template, postgres, tmp_path):
@@ -652,7 +652,7 @@ def test_what_a_subject_states_is_carried_out(template, postgres, tmp_path):
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute(epsilons("registry", "roles").out)
         owner.execute("insert into request (role, epsilon, delta) values ('tom', null, null)")
-    epsilons("registry", "admit", url, "tom", "--person", IDS[3], *flags).succeeded("Admitted")
+    epsilons("registry", "admit", url, "tom", "--id", IDS[3], *flags).succeeded("Admitted")
     epsilons("registry", "carry-out", url).succeeded("carried out")
     with Registry(url, tmp_path / "key") as opened:
         assert opened.account(IDS).withdrawn.nonzero()[0].tolist() == [3]
@@ -694,10 +694,10 @@ BAD = {
     "made twice": (["registry", "create", URL], 2, "exists already"),
     "no wishes": (["registry", "import", URL, "none.csv", "--person", "id"], 2, "none.csv"),
     "no column": (["registry", "import", URL, "wishes.csv", "--person", "name"], 2, "'name'"),
-    "both": (["registry", "withdraw", URL, "--person", "zz001", "--file", "wishes.csv"], 2, "either"),
+    "both": (["registry", "withdraw", URL, "--id", "zz001", "--file", "wishes.csv"], 2, "either"),
     "neither": (["registry", "withdraw", URL], 2, "either"),
-    "blank id": (["registry", "withdraw", URL, "--person", " "], 2, "needs an id"),
-    "stranger": (["registry", "show", URL, "--person", "zz999", "--json"], 3, "not enrolled"),
+    "blank id": (["registry", "withdraw", URL, "--id", " "], 2, "needs an id"),
+    "stranger": (["registry", "show", URL, "--id", "zz999", "--json"], 3, "not enrolled"),
     "small wish": (["registry", "change", *ONE_PERSON, "--epsilon", "0.001"], 2, "too small"),
     "nan": (["registry", "change", *ONE_PERSON, "--epsilon", "nan"], 2, "above 0"),
     "quota": (["registry", "quota", URL, "x", "1.5"], 2, "at most 1"),
@@ -783,7 +783,7 @@ ELSEWHERE = {
     "registry.share, set": lambda text: [*TRAIN, "people.toml", "--set", f"registry.share={text}"],
     "a day": lambda text: ["registry", "export", URL, "-o", "x.json", f"--excluded={text}"],
     "a day's year": lambda text: ["registry", "export", URL, "-o", "x.json", f"--excluded={text}-01-01"],
-    "a person": lambda text: ["registry", "show", URL, "--json", f"--person={text}"],
+    "a person": lambda text: ["registry", "show", URL, "--json", f"--id={text}"],
     "a run": lambda text: ["registry", "settle", URL, f"--cancel={text}"],
 }
 

@@ -233,12 +233,12 @@ def test_a_dishonest_runner_is_found(house):
 #: command -> arguments, without the URL. "own" and "other" are runs of a project of the runner's, and of another's.
 COMMANDS = {
     "show": ["show"],
-    "person": ["show", "--person", "p7", "--json"],
+    "person": ["show", "--id", "p7", "--json"],
     "import": ["import", "wishes.csv", "--person", "id"],
-    "change": ["change", "--person", "p7", "--epsilon", "2"],
-    "withdraw": ["withdraw", "--person", "p8"],
+    "change": ["change", "--id", "p7", "--epsilon", "2"],
+    "withdraw": ["withdraw", "--id", "p8"],
     "quota": ["quota", "oncology", "0.6"],
-    "admit": ["admit", "sam", "--person", "p9"],
+    "admit": ["admit", "sam", "--id", "p9"],
     "carry-out": ["carry-out"],
     "verify": ["verify"],
     "export": ["export", "-o", "export.json"],

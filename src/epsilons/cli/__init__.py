@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -16,6 +19,7 @@ from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning, app_packages, printable
 
 INTERRUPTED = 130
+TERMINATED = 75  # EX_TEMPFAIL of sysexits.h: repeat the command
 #: Characters of the beginning and of the end of a long message that are shown.
 SHOWN = 1000
 
@@ -153,3 +157,44 @@ def _show_warning(message: Warning | str, category: type[Warning], *location: ob
         print(f"epsilons: warning: {printable(message)}", file=sys.stderr)
     else:
         _python_showwarning(message, category, *location)  # type: ignore[arg-type]  # passed on unchanged
+
+
+# -- Ctrl-C, and SIGTERM, by which a scheduler takes a machine away
+
+
+class Interrupted(EpsilonsError):
+    """Training was interrupted. The message says what was charged and how to continue."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, message: str, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = TERMINATED if isinstance(cause, Terminated) else INTERRUPTED
+
+
+class Terminated(SystemExit):
+    """SIGTERM came. What is open is closed as on Ctrl-C."""
+
+
+class Termination:
+    """What SIGTERM does: while a run makes updates it is noted, for the end of the update; else all stops at once."""
+
+    def __init__(self) -> None:
+        self.has_come = self.makes_updates = False
+
+    def __call__(self, *_: object) -> None:
+        is_first, self.has_come = not self.has_come, True
+        if not (is_first and self.makes_updates):
+            raise Terminated(TERMINATED)
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """On SIGTERM, end with an Interrupted."""
+    before = signal.signal(signal.SIGTERM, Termination())
+    try:
+        yield
+    except Terminated as error:
+        raise Interrupted("terminated, and not by an error. To go on: repeat the command.", error) from None
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..auditing import membership
 from ..auditing.membership.folder import check_outside_of_runs
 from ..configs.config import Config
-from ..configs.config_file import read_config
+from ..configs.config_file import environment_settings, read_config
 from ..configs.prepare import Prepared, prepare
 from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
@@ -24,9 +24,10 @@ from ..models import build
 from ..planning import Plan
 from ..training import Performance
 from ..training.validation import groups_of
+from . import Interrupted
 from .options import console, show_plan, show_table
 from .plan_inputs import AttackFlags, check_trusted
-from .train_config import Interrupted, check_outputs, show_data
+from .train_config import check_outputs, show_data
 
 #: The flags that are also arguments of `membership.attack`.
 PASSED_ON = ("shadows", "placebo", "method", "seed", "jobs", "resume", "keep_scores")
@@ -44,7 +45,7 @@ class Target:
 def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
     """Attack what `target` names, and write the result into `folder`."""
     check_outside_of_runs(folder)
-    found = _of_run(target) if target.is_dir() else Target(read_config(target), target.parent)
+    found = _of_run(target) if target.is_dir() else Target(read_config(target, environment_settings()), target.parent)
     if found.config.training.loss == "mse":
         raise InputError(
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '

@@ -24,7 +24,7 @@ from ..data.tables import Features
 from ..errors import DataError, InputError, printable
 from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, Named, Origin, Outputs, TableInputs
 from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
-from .options import Quiet, console, option
+from .options import option, saying
 
 # -- What `epsilons init` drafts for columns of texts: fixed features of them, or ids of tokens, and settings that
 # fit
@@ -126,6 +126,7 @@ MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar1
 TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
 
+@saying
 def init_command(
     data: Annotated[
         str, typer.Argument(help="A .csv or .parquet table, an image file, a folder of tensors, or a data set's name.")
@@ -140,8 +141,7 @@ def init_command(
     decimal: Annotated[
         str | None, option('The decimal mark of numbers: "." or ",". Default: the cells show it.')
     ] = None,
-    quiet: Quiet = False,
-) -> None:
+) -> tuple[str, dict[str, Any]]:
     """Draft a config for `epsilons train` from your data.
 
     It guesses which column to predict and which column holds the budgets, and writes down how each other column becomes
@@ -167,11 +167,9 @@ def init_command(
             f"{', '.join(DATASETS)}."
         )
     write_text(config, text)
-    out = console(quiet=quiet)
-    for note in notes:
-        out.print(printable(note), soft_wrap=True)
     shown = printable(config)
-    out.print(f"\nDrafted {shown}. Read it, correct it, then: epsilons train {shown}", soft_wrap=True)
+    said = f"Drafted {shown}. Read it, correct it, then: epsilons train {shown}"
+    return "\n".join([*map(printable, notes), "", said]), {"file": str(config), "notes": notes}
 
 
 def _marks(separator: str | None, decimal: str | None) -> Marks:

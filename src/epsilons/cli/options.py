@@ -20,7 +20,7 @@ from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..budgets.risk import Risk
 from ..core.disclosure import has_small_cells, of_unit
-from ..errors import BudgetError, InputError, PlanError, printable
+from ..errors import BudgetError, InputError, PlanError, json_text, printable
 from ..planning import STRATEGIES, Plan, class_balance, display, risk_profile
 from ..tabular import decimal
 
@@ -61,6 +61,35 @@ def with_flags(function: Callable[..., _Result]) -> Callable[..., _Result]:
     return command
 
 
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
+AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
+
+
+def saying(function: Callable[..., Any]) -> Callable[..., None]:
+    """A command of typer that says what the function returns: a text, or a text with values; with --json and --quiet.
+
+    A function that has a parameter `quiet` says something itself. Its text may be None, and `said` among its values.
+    """
+    hints, parameters = get_type_hints(function, include_extras=True), signature(function).parameters
+    own = [one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]) for name, one in parameters.items()]
+    for name, hint in (("quiet", Quiet), ("as_json", AsJson)):
+        if name not in parameters:
+            own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=hint))
+
+    def command(*, quiet: bool, as_json: bool, **given: Any) -> None:
+        result = function(**given, **({"quiet": quiet or as_json} if "quiet" in parameters else {}))
+        text, values = result if isinstance(result, tuple) else (result, {})
+        if as_json:
+            print(json_text({"said": text, **values}))
+        elif text is not None:
+            console(quiet=quiet).print(text, soft_wrap=True)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+    command.__signature__ = Signature(own)  # type: ignore[attr-defined]  # which typer reads
+    return command
+
+
 Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]
 BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=TRAINING)]
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
@@ -71,7 +100,8 @@ Select = Annotated[
     option("Runs that epsilons tune makes in secret, logarithmic:10 or poisson:10; the best is kept.", panel=TRAINING),
 ]
 SetKeys = Annotated[
-    list[str] | None, option("A key of the config, e.g. training.lr=0.1. Repeatable.", "--set", panel=TRAINING)
+    list[str] | None,
+    option("A key of the config, training.lr=0.1. Repeatable. Or EPSILONS_SET_TRAINING__LR.", "--set", panel=TRAINING),
 ]
 Epochs = Annotated[float | None, option("Expected passes over the data, in place of steps.", panel=TRAINING)]
 Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=BUDGETS)]
@@ -102,9 +132,7 @@ Conflict = Annotated[
 UnitOption = Annotated[
     str | None, option('What --records counts: "record", or "person" with all their rows.', "--unit", panel=BUDGETS)
 ]
-Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 Trust = Annotated[bool, option("Import and run code that is named as package.module:function.", "--trust")]
-AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
 
 
 def parse_shares(text: str, named: bool = False) -> dict[Any, float]:

@@ -16,7 +16,7 @@ from ..accounting.selection import Selection
 from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
-from ..configs.config_file import Setting, parse_settings, read_config, strategy_options
+from ..configs.config_file import Setting, environment_settings, parse_settings, read_config, strategy_options
 from ..data.arrays import in_words
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
@@ -99,6 +99,9 @@ class TrainFlags:
         None
     )
     resume: Annotated[bool, opt.option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False
+    starts_or_resumes: Annotated[
+        bool, opt.option("Begin or continue the run in --run-dir, output.folder, or runs/NAME-1.", "--continue")
+    ] = False
     settings: opt.SetKeys = None
     epochs: opt.Epochs = None
     strategy: opt.Strategy = None
@@ -136,9 +139,10 @@ class TrainFlags:
 
     def check_demonstration(self) -> None:
         """Raise InputError for flags that need a config."""
-        if self.tensorboard or self.as_json or self.resume or self.dry_run:
+        if self.tensorboard or self.as_json or self.resume or self.dry_run or self.starts_or_resumes:
             raise InputError(
-                "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
+                "--tensorboard, --json, --resume, --continue and --dry-run need a config; the demonstration only "
+                "prints its table."
             )
         if self.settings or self.epochs is not None or self.strategy is not None:
             raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")
@@ -231,8 +235,8 @@ def not_covered(about: About) -> str:
 
 
 def settings_of(recipe: RecipeFlags, texts: Sequence[str] | None) -> tuple[Setting, ...]:
-    """The settings of --set, and then those of other flags."""
-    return (*parse_settings(texts or ()), *recipe.settings())
+    """The settings of the environment, then those of --set, and then those of other flags; later ones win."""
+    return (*environment_settings(), *parse_settings(texts or ()), *recipe.settings())
 
 
 def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:

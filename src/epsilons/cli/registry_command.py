@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import Progress
+from typer.core import TyperCommand
 
 from ..budgets.ids import AS_WRITTEN, WAYS
-from ..configs.registry_train import NEXT, id_of, opened
+from ..configs.registry_train import NEXT, VARIABLE, id_of, opened
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError, json_text, printable
-from .options import AsJson, Quiet, console, option, parse_tiers
+from .options import AsJson, Quiet, console, option, parse_tiers, saying
 
+_URL = "sqlite:///people.db, or postgresql://host/database. Default: EPSILONS_REGISTRY."
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="URL",
+        help=_URL,
+        show_default=False,
+    ),
 ]
 Pepper = Annotated[
     Path | None,
     option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
 ]
-Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
+Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--id")]
 Share = Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)]
 Part = Annotated[float, typer.Argument(help="Above 0, at most 1.", show_default=False)]
 Project = Annotated[str, typer.Argument(help="The project.", show_default=False)]
@@ -56,23 +66,35 @@ app = typer.Typer(
 )
 
 
-def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+class _Command(TyperCommand):
+    """The registry's URL may be left out where the environment has it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names, url = [one.name for one in self.params if one.param_type_name == "argument"], os.environ.get(VARIABLE)
+        if url and "url" in names and not any(re.match("(sqlite|postgres|postgresql)://", one) for one in args):
+            args = [url, *args] if names[0] == "url" else [*args, url]
+        return super().parse_args(ctx, args)
+
+
+def command(*examples: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A command with these examples, and its docstring as the help: one paragraph per blank line.
 
     examples: without "epsilons registry". The first word is the command's name
     """
     shown = "\n\n".join(f"epsilons registry {example}" for example in examples)
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
         text = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-        app.command(examples[0].split()[0], help=text, epilog=f"[bold]Examples[/bold]\n\n{shown}")(function)
+        made = function if "as_json" in signature(function).parameters else saying(function)
+        epilog = f"[bold]Examples[/bold]\n\n{shown}"
+        app.command(examples[0].split()[0], help=text, epilog=epilog, cls=_Command)(made)
         return function
 
     return add
 
 
 @command("create sqlite:///people.db", "create postgresql://db/people --pepper /keys/pepper")
-def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def create(url: Url, ids: Spelling = None, pepper: Pepper = None) -> tuple[str, dict[str, Any]]:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
     The pepper is a secret key. Without it no person is found again, and with it and the database every holder can ask
@@ -80,11 +102,11 @@ def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet =
     """
 
     with opened(url, pepper, ids, is_new=True) as registry:
-        console(quiet=quiet).print(
+        return (
             f"Registry {registry.id}, without people. Its pepper is a secret file beside it, or where --pepper says: "
             "keep a copy apart from copies of the database.\nNext: epsilons registry import URL wishes.csv --person "
             "COLUMN"
-        )
+        ), {"registry": registry.id}
 
 
 @command(
@@ -111,7 +133,7 @@ def import_(
     change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
     pepper: Pepper = None,
     quiet: Quiet = False,
-) -> None:
+) -> tuple[None, dict[str, Any]]:
     """Enrol people with the lifetime budgets that they chose.
 
     People who are enrolled with the same budget stay as they are, so an import that was interrupted is repeated.
@@ -133,14 +155,15 @@ def import_(
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
         wishes, out = read_wishes(file, left_out or [], days, tiers=named, spelling=registry.spelling, **columns)
+        said = []
         for line in import_wishes(registry, wishes, out, change, quiet):
             console(quiet=quiet).print(line)
+            said.append(line)
+    return None, {"said": " ".join(said)}
 
 
-@command("change sqlite:///people.db --person - --epsilon 2")
-def change(
-    url: Url, epsilon: NewEpsilon, person: Ids = None, delta: Delta = 1e-5, pepper: Pepper = None, quiet: Quiet = False
-) -> None:
+@command("change sqlite:///people.db --id - --epsilon 2")
+def change(url: Url, epsilon: NewEpsilon, person: Ids = None, delta: Delta = 1e-5, pepper: Pepper = None) -> str:
     """Raise or lower the lifetime budget of one person, or let a person take part again who withdrew.
 
     What was spent stays spent. Below it, no further run includes the person, and what was released was promised at the
@@ -150,20 +173,17 @@ def change(
     one = id_of(person)
     with opened(url, pepper) as registry:
         registry.change([one], epsilon, delta)
-    console(quiet=quiet).print("The lifetime budget is changed, for every run that is reserved from now on.")
+    return "The lifetime budget is changed, for every run that is reserved from now on."
 
 
-@command(
-    "withdraw sqlite:///people.db --person -", "withdraw sqlite:///people.db --file leaving.csv --column patient_id"
-)
+@command("withdraw sqlite:///people.db --id -", "withdraw sqlite:///people.db --file leaving.csv --person patient_id")
 def withdraw(
     url: Url,
-    person: Ids = None,
+    one: Ids = None,
     file: Annotated[Path | None, option("A .csv, .tsv or .parquet file of ids.")] = None,
-    column: Annotated[str | None, option("The column of ids in --file, if it has several.")] = None,
+    person: Annotated[str | None, option("The column of ids in --file, if it has several.")] = None,
     pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+) -> str:
     """Include these people in no further run. What was released stays, and so does what was spent.
 
     A run that goes on leaves them out from its next block of steps. Of a file,
@@ -171,20 +191,18 @@ def withdraw(
     """
     from . import registry_people
 
-    if (person is None) == (file is None):
-        raise InputError("Give either --person or --file.")
+    if (one is None) == (file is None):
+        raise InputError("Give either --id or --file.")
     with opened(url, pepper) as registry:
-        ids = [id_of(person)] if file is None else registry_people.read_ids(file, column, registry.spelling)
+        ids = [id_of(one)] if file is None else registry_people.read_ids(file, person, registry.spelling)
         strangers = registry_people.withdraw(registry, ids)
     if strangers is not None:
         raise RegistryRefusedError(strangers)
-    console(quiet=quiet).print(
-        "Withdrawn: no later run includes them, and a run that goes on leaves them out from its next block of steps."
-    )
+    return "Withdrawn: no later run includes them, and a run that goes on leaves them out from its next block of steps."
 
 
 @command("quota sqlite:///people.db cardiology 0.5")
-def quota(url: Url, project: Project, share: Part, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def quota(url: Url, project: Project, share: Part, pepper: Pepper = None) -> str:
     """Allow the runs of a project this part of each lifetime budget, all together.
 
     A quota keeps one project from using people up. It is no privacy guarantee: only the lifetime budget is.
@@ -192,11 +210,11 @@ def quota(url: Url, project: Project, share: Part, pepper: Pepper = None, quiet:
 
     with opened(url, pepper) as registry:
         registry.set_quota(project, share)
-    console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
+    return f"{printable(project)}: at most {share:.4g} of each lifetime budget."
 
 
 @command("limit sqlite:///people.db 0.25")
-def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
+def limit(url: Url, share: Share) -> str:
     """Let a run give back at most this share of its steps, unless an officer approves more.
 
     The steps that a run made are known from its ledger, which is in the hands of those who ran it. In PostgreSQL only
@@ -205,11 +223,11 @@ def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
 
     with opened(url, None) as registry:
         registry.limit_refunds(share)
-    console(quiet=quiet).print(f"A run gives back at most {share:.4g} of its steps without an approval.")
+    return f"A run gives back at most {share:.4g} of its steps without an approval."
 
 
 @command("approve sqlite:///people.db runs/people-1", "approve sqlite:///people.db people-1-3f9c2a71")
-def approve(url: Url, runs: Runs, quiet: Quiet = False) -> None:
+def approve(url: Url, runs: Runs) -> str:
     """Allow these runs to give back more than the owner's limit. Settle them afterwards: epsilons registry settle.
 
     In PostgreSQL an officer does this. Read the ledger first, and ask how the steps were counted that it says were not
@@ -218,9 +236,8 @@ def approve(url: Url, runs: Runs, quiet: Quiet = False) -> None:
     from ..registry import evidence
 
     with opened(url, None) as registry:
-        for run in runs:
-            name = printable(evidence.approve(registry, run))
-            console(quiet=quiet).print(f"{name}: approved. Next: epsilons registry settle URL RUN")
+        names = [printable(evidence.approve(registry, run)) for run in runs]
+    return "\n".join(f"{name}: approved. Next: epsilons registry settle URL RUN" for name in names)
 
 
 @command('quarantine sqlite:///people.db --event 17 --event 18 --reason "by hand on 3 March, ticket 9"')
@@ -228,8 +245,7 @@ def quarantine(
     url: Url,
     event: Annotated[list[int], option("The number of an event that is wrong. Repeatable.")],
     reason: Annotated[str, option("Why, in one line, for everyone who verifies.")],
-    quiet: Quiet = False,
-) -> None:
+) -> str:
     """Take wrong events out of the account, so that everyone else goes on. They stay in the chain, and are told.
 
     verify names the first event that is wrong. In PostgreSQL only the owner of the tables does this. A run whose
@@ -238,11 +254,11 @@ def quarantine(
 
     with opened(url, None) as registry:
         registry.quarantine(event, reason)
-    console(quiet=quiet).print("Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL")
+    return "Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL"
 
 
 @command("migrate sqlite:///people.db")
-def migrate(url: Url, quiet: Quiet = False) -> None:
+def migrate(url: Url) -> str:
     """Bring a registry of an earlier version of epsilons to the present tables, whole or not at all.
 
     Nothing is lost, and the events of before stay as they are. Make a copy of the database first all the same. In
@@ -251,13 +267,13 @@ def migrate(url: Url, quiet: Quiet = False) -> None:
     from ..registry import Registry
 
     Registry.migrate(url)
-    console(quiet=quiet).print("The registry has the present tables. Next: epsilons registry verify URL")
+    return "The registry has the present tables. Next: epsilons registry verify URL"
 
 
 @command(
     "show sqlite:///people.db",
     "show sqlite:///people.db --run people-1-3f9c2a71",
-    "show sqlite:///people.db --person -",
+    "show sqlite:///people.db --id -",
 )
 def show(
     url: Url,
@@ -268,13 +284,13 @@ def show(
 ) -> None:
     """Show how much of the lifetime budgets is used, per wish and project, and all runs.
 
-    Groups of fewer than 20 people are merged or left out. --person shows one person's own account, which is
+    Groups of fewer than 20 people are merged or left out. --id shows one person's own account, which is
     confidential: print it for that person alone.
     """
     from . import registry_people
 
     if run is not None and person is not None:
-        raise InputError("Give either --run or --person.")
+        raise InputError("Give either --run or --id.")
     if person is not None and not as_json and not sys.stdout.isatty():
         raise InputError("A person's account is confidential, and is printed on a terminal only. For a file: --json.")
     one = None if person is None else id_of(person)
@@ -300,31 +316,28 @@ def settle(
     ] = False,
     cancel: Annotated[str | None, option("The name of a run that was reserved and never began.")] = None,
     pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+) -> tuple[str, dict[str, Any]]:
     """Give back the steps that a run did not make, by its closed ledger.
 
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
 
-    out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
         raise InputError("Give the folder of a run, or the name of a run that never began with --cancel.")
     with opened(url, pepper) as registry:
         if cancel is not None:
             registry.cancel(cancel)
-            out.print(f"{printable(cancel)}: never began, and all its steps are given back. It cannot begin any more.")
-            return
-        from ..registry.evidence import settle as settle_folder
+            name, charged, reserved = cancel, 0, 0
+        else:
+            from ..registry.evidence import settle as settle_folder
 
-        assert run is not None
-        name, charged, reserved = settle_folder(registry, run, abandon)
-    if reserved == 0:
-        out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
-        return
-    said = f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}"
-    out.print(said, soft_wrap=True)
+            assert run is not None
+            name, charged, reserved = settle_folder(registry, run, abandon)
+    said = f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more."
+    if reserved:
+        said = f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}"
+    return said, {"run": name, "charged": charged, "reserved": reserved}
 
 
 @command(
@@ -406,8 +419,7 @@ def export(
         datetime | None, option("Also state that who withdrew before this day is in no later roster.", formats=DAY)
     ] = None,
     pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+) -> tuple[str, dict[str, Any]]:
     """Write the number and the hash of the last event, to keep elsewhere.
 
     epsilons registry verify --since compares a registry with it. The file holds no id and, without --counts, no number
@@ -421,11 +433,12 @@ def export(
     with opened(url, pepper) as registry:
         values = evidence.export(registry, sign, None if excluded is None else excluded.date(), counts)
     write_text(output, json_text(values) + "\n")
-    console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")
+    said = f"{printable(output)}: keep it where the owner of the database cannot change it."
+    return said, {"file": str(output), "head": values["head"]}
 
 
 @command("backup sqlite:///people.db -o april.db", "backup postgresql://rita@db/people -o april.db")
-def backup(url: Url, output: LocalFile, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def backup(url: Url, output: LocalFile, pepper: Pepper = None) -> tuple[str, dict[str, Any]]:
     """Copy a registry into a SQLite file with mode 0600, as of one moment. Others use the registry meanwhile.
 
     The file says who takes part to everyone who has the pepper, which is not in it. It is a registry: epsilons registry
@@ -434,7 +447,8 @@ def backup(url: Url, output: LocalFile, pepper: Pepper = None, quiet: Quiet = Fa
 
     with opened(url, pepper) as registry:
         registry.copy(f"sqlite:///{output}")
-    console(quiet=quiet).print("Copied. Now its head, to be kept elsewhere: epsilons registry export URL -o FILE")
+    said = "Copied. Now its head, to be kept elsewhere: epsilons registry export URL -o FILE"
+    return said, {"file": str(output)}
 
 
 @command(
@@ -447,7 +461,7 @@ def restore(
     since: Annotated[str, option('The newest export, or "none" if there is none at all.')],
     signer: Signer = None,
     quiet: Quiet = False,
-) -> None:
+) -> str:
     """Make a registry again from a backup, in a new and empty database, whole or not at all.
 
     A backup that is older than the export is refused: what was charged since would be spent twice. So is one that does
@@ -457,18 +471,19 @@ def restore(
 
     earlier = export_of(None if since == "none" else Path(since), signer, quiet)
     if earlier is None:
-        print("--since none: nobody checks that this is the newest backup. What it lacks can be spent again.")
+        said = "--since none: nobody checks that this is the newest backup. What it lacks can be spent again."
+        console(stderr=quiet).print(said, soft_wrap=True)
     with opened(f"sqlite:///{file}", None) as source:
         if earlier is not None:
             evidence.compare(source, earlier)
         if not source.verify().is_right:
             raise PromiseError(f"{file} is wrong, and nothing was made. See: epsilons registry verify sqlite:///{file}")
         source.copy(url)
-    console(quiet=quiet).print("Restored. Put the pepper in its place. In PostgreSQL, make the roles again.")
+    return "Restored. Put the pepper in its place. In PostgreSQL, make the roles again."
 
 
 @command("repair sqlite:///people.db")
-def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def repair(url: Url, pepper: Pepper = None) -> str:
     """Compute the stored sums of all people again from the events, where verify says that they are wrong.
 
     It is refused if an event is wrong: then restore a backup, or have the owner quarantine the event.
@@ -476,14 +491,14 @@ def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
 
     with opened(url, pepper) as registry:
         registry.repair()
-    console(quiet=quiet).print("All sums are computed again from the events. Now: epsilons registry verify URL")
+    return "All sums are computed again from the events. Now: epsilons registry verify URL"
 
 
 # -- `epsilons registry roles | admit | carry-out`: roles of a registry in PostgreSQL
 
 
 @command("roles > roles.sql", "roles | psql postgresql://owner@db/people")
-def roles() -> None:
+def roles(as_json: AsJson = False) -> None:
     """Print the SQL that sets up the roles subject, runner, officer and regulator in PostgreSQL.
 
     Run it once with psql, as the owner of the registry's tables. The database itself then refuses what a role may not
@@ -491,11 +506,11 @@ def roles() -> None:
     """
     from ..registry.people import roles_script
 
-    print(roles_script(), end="")
+    print(json_text({"sql": roles_script()}) + "\n" if as_json else roles_script(), end="")
 
 
-@command("admit postgresql://otto@db/people sue --person - --pepper /keys/pepper")
-def admit(url: Url, role: Role, person: Ids = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
+@command("admit postgresql://otto@db/people sue --id - --pepper /keys/pepper")
+def admit(url: Url, role: Role, person: Ids = None, pepper: Pepper = None) -> str:
     """Let a login of PostgreSQL state what one person wants: a budget, or a withdrawal.
 
     What it states waits until an officer carries it out (epsilons registry carry-out).
@@ -504,11 +519,11 @@ def admit(url: Url, role: Role, person: Ids = None, pepper: Pepper = None, quiet
     one = id_of(person)
     with opened(url, pepper) as registry:
         registry.admit(role, one)
-    console(quiet=quiet).print("Admitted: what this login states counts for that person, once it is carried out.")
+    return "Admitted: what this login states counts for that person, once it is carried out."
 
 
 @command("carry-out postgresql://otto@db/people")
-def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> str:
     """Carry out the budgets and withdrawals that people stated themselves, oldest first.
 
     Budgets are rounded down to two significant digits of epsilon. How many there were is not printed: it would say how
@@ -518,7 +533,7 @@ def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     with opened(url, pepper) as registry, Progress(console=console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("requests", total=1.0)
         registry.carry_out(lambda part: progress.update(task, completed=part))
-    console(quiet=quiet).print("Everything that people stated is carried out.")
+    return "Everything that people stated is carried out."
 
 
 def _check_url(url: str) -> None:

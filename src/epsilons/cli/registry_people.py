@@ -54,7 +54,7 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     table = read_table(file, "list of people", DataError, as_written=True)  # 007 is no number
     names = table.column_names
     if column is None and len(names) != 1:
-        raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --column.")
+        raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --person.")
     ids: list[str] = ids_in(table, column or names[0], file, DataError, rule).unique().to_pylist()
     if not ids:
         raise DataError(f"{file} has a header but no rows. Is the file whole? Nobody was withdrawn.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import InputError, RunError, json_text, named, printable
-from .options import AsJson, Quiet, console, option
+from .options import AsJson, Quiet, console, option, saying
 
 REPORT_EXAMPLES = """
 [bold]Examples[/bold]
@@ -90,14 +90,14 @@ epsilons release runs/people-1 -o model --undeclared    # for a test; marked NOT
 """
 
 
+@saying
 def release_command(
     run: Annotated[Path, typer.Argument(help="The folder of one finished run.", show_default=False)],
     output: Annotated[Path | None, option("A new folder. Default: RUN/release.", "--output", "-o")] = None,
     undeclared: Annotated[
         bool, option("Release in spite of the reasons against it. Every file then says NOT COVERED.", "--undeclared")
     ] = False,
-    quiet: Quiet = False,
-) -> None:
+) -> tuple[str, dict[str, Any]]:
     """Write the folder to copy: the model, its preprocessing, a model card, the guarantee, and checksums.
 
     `epsilons predict` needs no other file. The folder holds no budget that fewer than 20 share, no score but on data
@@ -114,10 +114,9 @@ def release_command(
     words = (
         f"NOT COVERED by the guarantee, for tests only: {'; '.join(reasons)}" if reasons else "may be given away, whole"
     )
-    if not quiet:
-        out = console()
-        out.print(f"{printable(folder)}  {printable(words)}. Its README.md is the model card.", soft_wrap=True)
-        out.print(f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv", soft_wrap=True)
+    said = f"{printable(folder)}  {printable(words)}. Its README.md is the model card."
+    following = f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv"
+    return f"{said}\n{following}", {"path": str(folder), "not_covered": reasons}
 
 
 # -- `epsilons sign` and `verify`: who saw a plan, a run or a release, and whether it is as they saw it
@@ -144,14 +143,14 @@ epsilons verify runs/people-1 --signer mTlWkqd2cWkBDC0T0XM2l1m0ZFkpvgd8CAoIRkHwM
 _PATH = "plan.json, the folder of a run, or a release."
 
 
+@saying
 def sign_command(
     path: Annotated[Path | None, typer.Argument(help=_PATH, show_default=False)] = None,
     key: Annotated[Path | None, option("Your private Ed25519 key, as PEM without a password.")] = None,
     name: Annotated[str, option("Who you are.")] = "",
     role: Annotated[str, option("As what you sign.")] = "",
     new_key: Annotated[Path | None, option("Make a private key in this new file, which only you can read.")] = None,
-    quiet: Quiet = False,
-) -> None:
+) -> tuple[str, dict[str, Any]]:
     """Sign a plan, a finished run or a release: who saw these files, in which role, and when.
 
     The signature is a file beside the plan, or in the folder, that ends in .sig. It holds the SHA-256 of all that was
@@ -162,18 +161,19 @@ def sign_command(
     """
     from ..ledger import signatures
 
-    out = console(quiet=quiet)
+    said, values = "", {}
     if new_key is not None:
         public = signatures.new_key(new_key)
-        out.print(f"{printable(new_key)}  keep it secret\npublic key   {public}", soft_wrap=True)
-        out.print(f"fingerprint  {signatures.fingerprint(public)}")
+        values = {"public_key": public, "fingerprint": signatures.fingerprint(public)}
+        said = f"{printable(new_key)}  keep it secret\npublic key   {public}\nfingerprint  {values['fingerprint']}"
         if path is None:
-            return
+            return said, values
     key = key or new_key
     if path is None or key is None or not (name.strip() and role.strip()):
         raise InputError("Say what you sign, and who you are: epsilons sign PATH --key FILE --name NAME --role ROLE")
     signed = signatures.sign(path, key, name.strip(), role.strip())
-    out.print(f"{printable(signed)}.\n{printable(signed.file)}  the signature, to keep and to copy", soft_wrap=True)
+    said += f"\n{printable(signed)}.\n{printable(signed.file)}  the signature, to keep and to copy"
+    return said.lstrip(), values | {"signature": str(signed.file)}
 
 
 def verify_command(
@@ -225,6 +225,7 @@ def predict_command(
     keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,
     bad_rows: Annotated[Literal["refuse", "mark"], option("What to do about unreadable cells.")] = "refuse",
     device: Annotated[str, option("cpu, cuda, …, or auto for a GPU if there is one.")] = "cpu",
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
     """Predict every row of a table with a trained model, and write one row for each, in the same order.
@@ -251,7 +252,9 @@ def predict_command(
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
     rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
     words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
-    console(quiet=quiet).print(words, soft_wrap=True)
+    console(quiet=quiet or as_json).print(words, soft_wrap=True)
+    if as_json:
+        print(json_text({"said": words, "file": str(output), "predicted": rows - bad, "not_predicted": bad}))
     return 4 if bad else 0
 
 
@@ -275,11 +278,18 @@ def pages() -> dict[str, Path]:
 
 def docs_command(
     page: Annotated[str | None, typer.Argument(help="A page. Without it, all are listed.")] = None,
+    schemas: Annotated[bool, option("Print the JSON Schema of what each command prints with --json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a page of the documentation, as Markdown, or the names and titles of all pages."""
-    if page is not None:
-        print(named(pages(), page, "page of the documentation").read_text(encoding="utf-8"))
+    if schemas:
+        print(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"), end="")
         return
-    for name, file in pages().items():
-        title = next(line for line in file.read_text(encoding="utf-8").split("\n") if line.startswith("# "))
-        print(f"{name:<24} {title[2:]}")
+    texts = {name: file.read_text(encoding="utf-8") for name, file in pages().items()}
+    titles = {name: next(line for line in text.split("\n") if line[:2] == "# ")[2:] for name, text in texts.items()}
+    if page is not None:
+        text = named(texts, page, "page of the documentation")
+        print(json_text({"page": page, "markdown": text}) if as_json else text)
+        return
+    lines = [f"{name:<24} {title}" for name, title in titles.items()]
+    print(json_text({"pages": titles}) if as_json else "\n".join(lines))

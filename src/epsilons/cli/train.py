@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..configs.config_file import Setting
-from ..errors import InputError
-from ..ledger.run_folder import RunFolder
-from .options import with_flags
+from ..configs.config import Config
+from ..configs.config_file import read_config
+from ..errors import InputError, printable
+from ..ledger.run_folder import RunFolder, run_folders
+from . import stopped_by_sigterm
+from .options import console, with_flags
 from .plan_inputs import TrainFlags
 
 TRAIN_EXAMPLES = """
@@ -25,6 +27,8 @@ epsilons train people.toml --dry-run   # what would be trained; writes nothing
 epsilons train people.toml --set training.lr=0.5 --epochs 20
 
 epsilons train people.toml --resume    # continue an interrupted run
+
+epsilons train people.toml --run-dir runs/june --continue   # one line for a job: starts, goes on, or does nothing
 
 epsilons train people.toml --registry sqlite:///people.db --share 0.25 --project cardiology
 
@@ -46,21 +50,34 @@ def train_command(
     The demonstration trains the same small model on handwritten digits four times, with SIMULATED tiers: with all
     records at the strictest budget, without the strictest records, with Scale, and with Sample. It prints the test
     accuracy of each, and what each tier was promised and spent.
+
+    With --continue, the command begins the run, goes on with it if it was interrupted, and does nothing if it is
+    finished: repeat it until its exit code is 0. The run is in --run-dir, or else in output.folder of the config, or
+    else in runs/NAME-1. On SIGTERM, the current step is finished, a checkpoint is saved, and the exit code is 75.
     """
     if config is not None and flags.seeds is not None:
         raise InputError("--seeds is for the demonstration; with a config, write seeds in its [training].")
     if config is None:
         flags.check_demonstration()
-    if flags.dry_run and flags.resume:
-        raise InputError("A dry run is for a new run; leave out --resume.")
-    if flags.plan is not None and flags.resume:
-        raise InputError("A run continues under its own plan; leave out --plan, or --resume.")
-    folder = flags.run_dir or _default_folder(config, flags.resume, flags.changed)
-    if not flags.resume:
+    if flags.dry_run and (flags.resume or flags.starts_or_resumes):
+        raise InputError("A dry run is for a new run; leave out --resume and --continue.")
+    if flags.resume and (flags.plan is not None or flags.starts_or_resumes):
+        raise InputError("A run continues under its own plan; leave out --plan and --continue, or --resume.")
+    folder = flags.run_dir or _default_folder(config, flags)
+    if not (flags.resume or flags.starts_or_resumes):
         check_free(folder)
     if config is None:
         _demonstrate(folder, flags)
         return
+    if flags.starts_or_resumes:
+        if _is_finished(read_config(config, flags.changed), folder, flags):
+            return
+        flags = replace(flags, resume=True)
+    with stopped_by_sigterm():
+        _train(config, folder, flags)
+
+
+def _train(config: Path, folder: Path, flags: TrainFlags) -> None:
     from . import train_config  # torch is imported here
 
     url = train_config.registry_url(flags.registry, config, flags.changed, folder if flags.resume else None)
@@ -86,18 +103,35 @@ def _demonstrate(folder: Path, flags: TrainFlags) -> None:
         demo.under_plan(flags.plan, folder, flags.quiet)
 
 
-def _default_folder(config: Path | None, resume: bool, settings: Sequence[Setting] = ()) -> Path:
+def _default_folder(config: Path | None, flags: TrainFlags) -> Path:
     if config is None:
         return next_free(Path("runs"), "digits")
     if config.is_file():
-        from ..configs.config_file import read_config
-
-        folder = read_config(config, settings).output.folder
+        folder = read_config(config, flags.changed).output.folder
         if folder is not None:
             return Path(folder)
     free = next_free(Path("runs"), config.stem)
     number = int(free.name.rpartition("-")[2])
-    return free.with_name(f"{config.stem}-{number - 1}") if resume and number > 1 else free
+    if flags.starts_or_resumes:
+        number = 1
+    elif flags.resume and number > 1:
+        number -= 1
+    return free.with_name(f"{config.stem}-{number}")
+
+
+def _is_finished(config: Config, folder: Path, flags: TrainFlags) -> bool:
+    """True, and said, if all runs of the config in this folder are finished."""
+    runs = [RunFolder(path) for path in run_folders(folder, config.training.seeds).values()]
+    found = [run.read_settings() for run in runs if run.settings.is_file()]
+    if len(found) < len(runs) or not all("done" in settings for settings in found):
+        return False
+    text = f"{printable(folder)} is finished: nothing was done."
+    if any((one.get("metadata") or {}).get("config") != config.model_dump(mode="json") for one in found):
+        text += " It was trained by another config. To train by this one, name another folder: --run-dir."
+    console(stderr=flags.as_json, quiet=flags.quiet).print(text, soft_wrap=True)
+    if flags.as_json:
+        print(json.dumps({"path": str(folder), "finished": True}))
+    return True
 
 
 def check_free(folder: Path) -> None:

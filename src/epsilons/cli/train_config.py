@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,10 +23,10 @@ from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
 from ..data.arrays import Provenance, in_words
-from ..errors import EpsilonsError, InputError, ModelError, printable
+from ..errors import InputError, ModelError, printable
 from ..ledger.account import read_account
 from ..ledger.plan_folder import PlanFolder, opened
-from ..ledger.run_folder import RunFolder
+from ..ledger.run_folder import RunFolder, now, run_folders
 from ..ledger.signatures import Signature, check_signed
 from ..models import build
 from ..planning import Plan
@@ -37,6 +38,7 @@ from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from ..training.fitting.losses import class_counts
 from ..training.tuning import Tuned
+from . import Interrupted, Terminated, Termination
 from .init import describe
 from .options import console, show_plan, show_table
 from .plan_inputs import TrainFlags, check_trusted
@@ -45,16 +47,18 @@ from .plan_inputs import TrainFlags, check_trusted
 
 
 class RunProgress:
-    """A callback that knows how far a run is, and warns if the run continues under a new key."""
+    """A callback that knows how far a run is, ends it on SIGTERM, and warns if it continues under a new key."""
 
     def __init__(self, run_dir: Path, plan: Plan, is_resumed: bool, quiet: bool) -> None:
         self.private: Private | None = None
         self._ledger, self._plan, self._quiet = run_dir / "ledger.jsonl", plan, quiet
-        self._epoch = read_account(self._ledger, plan).epoch if is_resumed and self._ledger.is_file() else None
+        has_begun = is_resumed and RunFolder(run_dir).has_ledger
+        self._epoch = read_account(self._ledger, plan).epoch if has_begun else None
 
     def __call__(self, private: Private) -> None:
         if self.private is None:
             self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
+            private.on_update(_end_on_sigterm)  # after all other listeners, so that a checkpoint has what they did
         self.private = private
 
     def on_end(self) -> None:
@@ -77,6 +81,17 @@ class RunProgress:
         return f"after {sum(self.private.ledger.charged):,} of {self._plan.steps:,} steps"
 
 
+def _end_on_sigterm(private: Private) -> None:
+    """After an update: if SIGTERM came on any rank, save a checkpoint and stop. Raises Terminated."""
+    asked = signal.getsignal(signal.SIGTERM)
+    if not isinstance(asked, Termination):
+        return
+    asked.makes_updates = not private.is_finished
+    if private.ranks.any("the end of an update", asked.has_come) and not private.is_finished:
+        private.checkpoint()
+        raise Terminated
+
+
 # -- Train by a config, and print the outcome. Importing this module imports torch
 
 
@@ -88,12 +103,6 @@ NEVER_BEGAN = (
     "Nothing of this run had begun, so no step was made. What was reserved for it is given back, and it is planned and "
     "reserved now."
 )
-
-
-class Interrupted(EpsilonsError):
-    """Training was interrupted by Ctrl-C. The message says what was charged and how to continue."""
-
-    exit_code = 130
 
 
 def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], resumed: Path | None) -> str | None:
@@ -131,8 +140,10 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
     prepared = prepare(config, file.parent, members=members)
-    folders = _folders(folder, config.training.seeds)
-    chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
+    folders = run_folders(folder, config.training.seeds)
+    begun = [path for path in folders.values() if flags.resume and RunFolder(path).has_ledger]
+    may_start = flags.starts_or_resumes
+    chosen = plan_of(prepared, file.parent, [*folders.values()], flags.plan, flags.resume, may_start=may_start)
     plan, plan_folder = opened(chosen)
     if plan.select is not None:
         raise InputError(f"A selection is for epsilons tune {printable(file)} --grid …; to train once, leave it out.")
@@ -140,12 +151,13 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
     show_plan(plan, out)
-    if flags.resume and (other := differences_from_config(plan, prepared)):
+    if begun and flags.plan is None and (other := differences_from_config(plan, prepared)):
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if plan_folder is not None:
-        out.print(_counted(plan_folder, len(folders)))
+        new = [path for path in folders.values() if path not in begun and plan_folder.unused(path) is None]
+        out.print(_counted(plan_folder, len(new)) if new else f"{plan_folder!r}")
     saved = flags.plan if plan_folder is None else plan_folder.path
-    signed = signatures_of(saved, list(folders.values()), plan if flags.resume else None)
+    signed = signatures_of(saved, list(folders.values()), plan if begun else None)
     metadata = _metadata(file, prepared, flags, signed)
     runs = [
         train_once(file, prepared, chosen, run_dir, seed, flags, metadata, members)[0]
@@ -162,13 +174,6 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
         print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
-
-
-def _folders(folder: Path, seeds: Sequence[int]) -> dict[int | None, Path]:
-    """Seed -> the folder of its run; None without seeds."""
-    if len(seeds) > 1:
-        return {seed: folder / f"seed-{seed}" for seed in seeds}
-    return {seeds[0] if seeds else None: folder}
 
 
 def _scope(plan: Plan, members: Members | None) -> str:
@@ -304,11 +309,17 @@ def train_once(
             describe(prepared, file.parent).write(run.path)
             if prepared.features is not None:
                 prepared.features.save(run.path)
-    except KeyboardInterrupt:
+            RunFolder(run.path).note(done=now())
+    except (KeyboardInterrupt, Terminated) as error:
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
+        what = "terminated" if isinstance(error, Terminated) else "interrupted"
+        again = f"{_command(file, flags, members)} --run-dir {folder} --"
+        again += "continue" if flags.starts_or_resumes else "resume"
+        again = again if plan.select is None else "the same epsilons tune"
         raise Interrupted(
-            f"interrupted {progress.done}. To continue: {_command(file, flags, members)} --run-dir {folder} --resume "
-            "(no step is charged twice unless settings, data or machine change)"
+            f"{what} {progress.done}. To continue: {again} (no step is charged twice unless settings, data or machine "
+            "change)",
+            error,
         ) from None
     if board:
         board.close(run.metrics)

@@ -15,8 +15,9 @@ from ..configs.config_file import Setting, parse_settings, read_config
 from ..configs.prepare import prepare
 from ..errors import InputError, printable
 from . import options as opt
+from . import stopped_by_sigterm
 from .options import console, show_plan
-from .plan_inputs import check_trusted
+from .plan_inputs import RecipeFlags, check_trusted, settings_of
 
 TUNE_EXAMPLES = """
 [bold]Examples[/bold]
@@ -57,9 +58,9 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     """Try settings within the budgets: make a secret number of runs, and keep the best.
 
     Each run draws its settings from the grid, and gets a score with noise on people who are held out. The worse of two
-    runs is destroyed. All of it together spends each person's budget once, and needs more noise than one run: about
+    runs is destroyed. All of it together spends each person's budget once, and needs more noise than one run: up to
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
-    interruption, it goes on.
+    interruption, it goes on. SIGTERM ends it as it ends epsilons train --continue: a checkpoint, and exit code 75.
     """
     settings = _settings(config, flags)
     candidates = {", ".join(f"{s.name} = {s.value}" for s in one): one for one in _grid(flags.grid)}
@@ -75,7 +76,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     show_plan(prepared.plan(), out)
     if flags.dry_run:
         return
-    with out.status("Making a secret number of runs …"):
+    with stopped_by_sigterm(), out.status("Making a secret number of runs …"):
         found = train_config.tune(config, prepared, configs, flags.output or Path("runs") / f"{config.stem}-tuned")
     if found.path is None:
         out.print("The number of runs was drawn as 0, so there is no model. This is a result like others, and charged.")
@@ -92,7 +93,7 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
 
 def _settings(config: Path, flags: TuneFlags) -> list[Setting]:
     """The settings of all runs. Raises InputError for a config that no selection takes."""
-    settings = [*parse_settings(flags.settings or ())]
+    settings = [*settings_of(RecipeFlags(), flags.settings)]
     settings += [Setting(("privacy", "held_out"), flags.held_out)] if flags.held_out is not None else []
     asked = read_config(config, settings)
     if asked.registry is not None or asked.training.seeds:

@@ -6,6 +6,7 @@ import copy
 import difflib
 import inspect
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -56,6 +57,25 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
     Raises InputError for another form.
     """
     return tuple(map(_parsed, texts))
+
+
+#: Environment variables that begin so set keys of a config.
+PREFIX = "EPSILONS_SET_"
+
+
+def environment_settings() -> tuple[Setting, ...]:
+    """Settings from EPSILONS_SET_SECTION__KEY=value, in the order of their names. Raises InputError for another form.
+
+    Section and key are written in small letters in the config; further parts as they are.
+    """
+    found = []
+    for name, value in sorted(os.environ.items()):
+        section, *keys = name.removeprefix(PREFIX).split("__")
+        if name.startswith(PREFIX) and not (section and keys and all(keys) and value.strip()):
+            raise InputError(f"{name} is not in the form of {PREFIX}TRAINING__LR=0.1, for training.lr in a config.")
+        if name.startswith(PREFIX):
+            found.append(Setting((section.lower(), keys[0].lower(), *keys[1:]), _value(value.strip())))
+    return tuple(found)
 
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:

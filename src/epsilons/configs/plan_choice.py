@@ -32,22 +32,24 @@ def plan_of(
     saved: Path | None,
     resume: bool = False,
     makes_folder: bool = True,
+    may_start: bool = False,
 ) -> Plan | PlanFolder:
     """The plan of the run that continues, or the plan in --plan, or the config's.
 
     makes_folder  False for a dry run, which makes no folder that counts runs
+    may_start     with resume: True if the run may begin now
 
     Raises PromiseError for a plan without the signatures that [privacy] signed_by demands.
     """
-    privacy, plan = prepared.config.privacy, _plan_of_run(run_dirs) if resume else None
+    privacy, plan = prepared.config.privacy, _plan_of_run(run_dirs, may_start) if resume else None
     folder = None if privacy.plan_folder is None else config_folder / privacy.plan_folder
     if privacy.signed_by:
         given = signatures_of(saved or folder, run_dirs, plan)
-        check_signed(given, privacy.signed_by, "The plan of this run" if resume else saved or folder or UNSAVED)
-    if plan is not None:
-        return plan
+        check_signed(given, privacy.signed_by, "The plan of this run" if plan else saved or folder or UNSAVED)
     if saved is not None:
         return saved_plan(saved)
+    if plan is not None:  # its folder has the slots of runs that are still to begin
+        return plan if folder is None or not (folder / "plan.json").is_file() else PlanFolder(folder)
     made = prepared.plan()
     if folder is None or not (makes_folder or (folder / "plan.json").is_file()):
         return made
@@ -65,10 +67,12 @@ def signatures_of(saved: Path | None, run_dirs: list[Path], resumed: Plan | None
     return signatures(saved) if saved is not None and saved.exists() else ()
 
 
-def _plan_of_run(run_dirs: list[Path]) -> Plan:
+def _plan_of_run(run_dirs: list[Path], may_start: bool) -> Plan | None:
     for run_dir in run_dirs:
-        if (run_dir / "plan.json").is_file():
+        if (run_dir / "plan.json").is_file() and (RunFolder(run_dir).has_ledger or not may_start):
             return Plan.load(run_dir / "plan.json")
+    if may_start:
+        return None
     folder = run_dirs[0] if len(run_dirs) == 1 else run_dirs[0].parent
     raise InputError(
         f"{folder} holds no run to continue. Name the folder of the run with --run-dir, or leave out --resume to "

@@ -55,7 +55,7 @@ def id_of(person: str | None) -> str:
     """The id on the command line, or the first line of the standard input. Raises InputError for an empty one."""
     text = (sys.stdin.readline() if person == "-" else person or "").strip(BLANKS)
     if not text:
-        raise InputError("--person needs an id of a person. With --person - it is read from the standard input.")
+        raise InputError("--id needs an id of a person. With --id - it is read from the standard input.")
     return text
 
 

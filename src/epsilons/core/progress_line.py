@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from ..errors import app_packages
+from ..errors import app_packages, printable
 
 SECONDS_PER_LINE = 10.0  # where there is no terminal
 
@@ -50,6 +50,12 @@ def live_line(
     with Progress(*made, console=Console(stderr=True), transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=total, **fields)
         yield partial(progress.update, task)
+
+
+def log(run: object, text: str) -> None:
+    """Print a line on stderr, where there is no terminal: the time in UTC, which run, and how far it is."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    print(f"{now}  {printable(run)}  {text}", file=sys.stderr, flush=True)
 
 
 class Pace:

@@ -5,8 +5,9 @@
       slots/1, 2, … one file for each run that has begun, mode 0600
 
 A run claims a slot before its first charge: it creates the file of the next number, which only one process can do, and
-makes it durable. A slot is never given back, because a run that was interrupted may have released something. It names
-the claim of its run, and only the folder with this claim can resume the run. A copy of the folder counts its own runs:
+makes it durable. A slot is never given back, because a run that was interrupted may have released something; if its run
+had not begun, the next run in the same folder goes on with it. It names the claim of its run, and only the folder with
+this claim can resume the run. A copy of the folder counts its own runs:
 copying cannot be detected.
 """
 
@@ -30,6 +31,7 @@ from ..core import files
 from ..core.files import close_folder, sync_folder
 from ..errors import PlanError, RunError, parsed_json, printable
 from ..planning import Plan
+from .run_folder import RunFolder
 
 SCHEMA = 1
 
@@ -147,11 +149,11 @@ class PlanFolder:
         self._check_slots()
         if self.plan.select is not None:
             return self._claim_selected(run_dir)
+        if (unused := self.unused(run_dir)) is not None:
+            return unused
         for number in range(self.begun + 1, self.plan.runs + 1):
             slot = Slot(number, self.plan.runs, secrets.token_hex(16))
-            where = None if run_dir is None else str(Path(run_dir).absolute())
-            values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
-            if self._create(number, json.dumps(values, indent=1) + "\n"):
+            if self._create(number, slot, run_dir):
                 return slot
         raise RunError(
             f"All {self.plan.runs:,} runs that the plan in {self.path} certifies have begun; one more would spend "
@@ -167,14 +169,22 @@ class PlanFolder:
                 "the best."
             )
         number, claim = self._selected
-        slot, where = Slot(0, 0, claim), None if run_dir is None else str(Path(run_dir).absolute())
-        values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
-        if not self._create(number, json.dumps(values, indent=1) + "\n"):
+        slot = Slot(0, 0, claim)
+        if self.unused(run_dir) != slot and not self._create(number, slot, run_dir):
             raise RunError(
                 "This run of the selection has begun elsewhere. Each call of train(…) makes one run, in the folder "
                 "that it gets."
             )
         return slot
+
+    def unused(self, run_dir: str | Path | None) -> Slot | None:
+        """The slot of a run in this folder that was cut off before it had a ledger; None if there is none."""
+        run = None if run_dir is None else RunFolder(Path(run_dir))
+        if run is None or run.has_ledger or not run.claim.is_file():
+            return None
+        noted = Slot(**run.read_json(run.claim))
+        values = self._read(noted.number if self._selected is None else self._selected[0])
+        return noted if values is not None and values.get("claim") == noted.claim else None
 
     def check(self, slot: Slot, run_dir: str | Path) -> None:
         """Raise RunError if this slot, of the run in `run_dir`, was not claimed in this folder."""
@@ -196,9 +206,13 @@ class PlanFolder:
                 "that have begun is unknown. Restore the folder."
             ) from None
 
-    def _create(self, number: int, text: str) -> bool:
-        """Create the file of a slot, durably. False if another process was first."""
-        file = self.path / "slots" / str(number)
+    def _create(self, number: int, slot: Slot, run_dir: str | Path | None) -> bool:
+        """Note a slot in the run's folder, and create its file, durably. False if another process was first."""
+        file, where = self.path / "slots" / str(number), None if run_dir is None else str(Path(run_dir).absolute())
+        values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
+        text = json.dumps(values, indent=1) + "\n"
+        if run_dir is not None and Path(run_dir).is_dir():
+            files.write_json(RunFolder(Path(run_dir)).claim, slot.to_dict())
         try:
             files.create(file, text.replace("\n", os.linesep).encode())
             sync_folder(file.parent)

@@ -14,6 +14,7 @@
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
       reservation.json  what was reserved in a registry; removed when the run ends (`registry/evidence.py`)
+      claim.json      the slot that is claimed among the runs of a plan; removed when there is a ledger (`plan_folder`)
       .lock           held by the process that trains; removed when it ends
 
 Everything but secret/ may be kept. The report decides what may be published; checkpoints never may, because they hold a
@@ -28,7 +29,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -42,6 +43,8 @@ from ..errors import EpsilonsWarning, RunError, not_too_deep, parsed_json
 from ..planning import Plan
 
 SCHEMA = 2
+#: The entries of run.json that say when: it began; it was ended; `epsilons train` had nothing left to do.
+TIMES = ("started", "ended", "done")
 KEY_BYTES = 32
 
 
@@ -59,6 +62,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.key = path / "secret" / "key"
         self.reservation = path / "reservation.json"
+        self.claim = path / "claim.json"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
@@ -93,7 +97,7 @@ class RunFolder:
         return folder
 
     def _is_empty(self) -> bool:
-        return all(file.name in (files.NAME, self.reservation.name) for file in self.path.iterdir())
+        return all(file.name in (files.NAME, self.reservation.name, self.claim.name) for file in self.path.iterdir())
 
     @classmethod
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
@@ -142,8 +146,12 @@ class RunFolder:
         if self.has_ledger:
             return True
         written = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
-        unfinished = {file for name in (self.plan, self.settings, self.reservation) for file in unfinished_writes(name)}
-        kept = {self.path / files.NAME, self.reservation}
+        unfinished = {
+            file
+            for name in (self.plan, self.settings, self.reservation, self.claim)
+            for file in unfinished_writes(name)
+        }
+        kept = {self.path / files.NAME, self.reservation, self.claim}
         if {file for file in self.path.rglob("*") if file.is_file()} <= written | unfinished | kept:
             for file in written | unfinished:
                 file.unlink(missing_ok=True)
@@ -229,6 +237,13 @@ class RunFolder:
             file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def run_folders(folder: Path, seeds: Sequence[int]) -> dict[int | None, Path]:
+    """Seed -> the folder of its run; None without seeds."""
+    if len(seeds) > 1:
+        return {seed: folder / f"seed-{seed}" for seed in seeds}
+    return {seeds[0] if seeds else None: folder}
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:

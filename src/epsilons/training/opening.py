@@ -23,7 +23,7 @@ from ..core.files import FolderLock
 from ..draws.persons_rows import Persons
 from ..draws.randomness import Randomness
 from ..errors import DataError, LedgerError, RegistryError, RunError
-from ..ledger import plan_folder
+from ..ledger import plan_folder, run_folder
 from ..ledger.ledger import Ledger
 from ..ledger.plan_folder import PlanFolder, Slot
 from ..ledger.run_folder import RunFolder
@@ -36,7 +36,7 @@ from .performance import Decided, Performance
 from .values import Records
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
+OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "rows_per_person", "views", *run_folder.TIMES)
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,6 +207,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()
         run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
+    folder.claim.unlink(missing_ok=True)  # the ledger has it from now on
     if request.folder.reservation is not None:
         run.ledger.tie(request.folder.reservation)  # after the key is on disk, and before the first charge
     if run.ledger.is_closed and folder.key.exists():

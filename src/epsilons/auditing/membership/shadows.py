@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from ...budgets.budgets import Budgets
 from ...core.mechanism import IntArray
-from ...core.progress_line import Pace, can_rewrite, live_line
+from ...core.progress_line import Pace, can_rewrite, live_line, log
 from ...draws.randomness import Randomness
 from ...errors import EpsilonsWarning, ModelError, Package, app_packages
 from ...planning import Plan, Recipe, plan
@@ -435,8 +434,8 @@ def watched(shadows: int, what: str, shown: bool) -> Iterator[Watch]:
 
     def line(done: float) -> None:
         if pace.is_due(done):
-            left = "" if pace.left is None else f", {pace.left} left"
-            print(f"{what}: {int(done):,} of {shadows:,} trained{left}", file=sys.stderr, flush=True)
+            left = "" if pace.left is None else f"  {pace.left} left"
+            log(what, f"trained {int(done):,}/{shadows:,}{left}")
 
     if not shown:
         yield lambda done: None

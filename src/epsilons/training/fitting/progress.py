@@ -16,7 +16,7 @@ from typing import Any
 from ...core import notebook
 from ...core.disclosure import has_small_cells
 from ...core.files import close_folder
-from ...core.progress_line import Pace, can_rewrite, live_line
+from ...core.progress_line import Pace, can_rewrite, live_line, log
 from ...errors import InputError
 from ...planning.plan_numbers import CURVE_POINTS
 from ..private import Private
@@ -91,7 +91,8 @@ def _lines(private: Private, what: str, details: Callable[[Private], str]) -> It
 
     def tick(private: Private) -> None:
         if pace.is_due(sum(private.ledger.charged), private.is_finished):
-            print(_line(private, pace, what, details(private)), file=sys.stderr, flush=True)
+            run = private.folder.path if private.folder else "no folder"
+            log(run, _line(private, pace, what, details(private)).rstrip())
 
     private.on_update(tick)
     yield
