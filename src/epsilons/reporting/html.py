@@ -110,7 +110,7 @@ def _facts_of_attack(result: MembershipResult) -> dict[str, str]:
     """How the shadows were made, by name."""
     setting = result.setting
     named = {
-        "shadow models": f"{result.shadows:,}, each trained on a random half of {result.records:,} records",
+        "shadow models": f"{result.shadows:,}, each trained on a random half of {result.records:,} {result.unit}s",
         "how": setting.get("why"),
         "model": setting.get("model"),
         "steps": setting.get("steps"),
