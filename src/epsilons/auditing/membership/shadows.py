@@ -104,7 +104,7 @@ class ShadowSetting:
     @property
     def records(self) -> int:
         """How many records, or persons, have a coin."""
-        return len(self.budgets)
+        return len(self.targets) if self.owner is None else len(self.budgets)
 
     @cached_property
     def scored(self) -> IntArray:
