@@ -68,6 +68,30 @@ def offsets(delta: npt.ArrayLike, home: npt.ArrayLike) -> FloatArray:
     return conversion(weights * np.broadcast_to(np.asarray(delta, dtype=np.float64), homes.shape)[:, None])
 
 
+def lifetime_deltas(epsilon: float, delta: float, at: npt.ArrayLike) -> FloatArray:
+    """(points,) delta at each epsilon of `at`, up to `epsilon`, of all that is ever computed from one person.
+
+    epsilon, delta  the lifetime budget; the result holds whatever the home order is, so it follows from these alone
+
+    At each order ρ_α stays within ε − c(α, w_α·δ), so the part of the outputs that this order vouches for has a delta
+    of at most w_α·δ·e^{(α − 1)(ε − at)} (Theorem 21, solved for δ), and the parts add up (docs/registry.md#the-filter).
+    An order at which not even nothing fits vouches for none.
+
+    >>> lifetime_deltas(1.0, 1e-5, [1.0, 0.95, 0.9]).round(5).tolist()
+    [1e-05, 0.00104, 0.12028]
+    """
+    below = epsilon - np.asarray(at, dtype=np.float64)[:, None]
+    worst = np.zeros(len(below))
+    for home in range(len(ORDERS)):
+        weights = np.full(len(ORDERS), (1 - HOME_WEIGHT) / (len(ORDERS) - 1))
+        weights[home] = HOME_WEIGHT
+        usable = conversion(weights * delta) < epsilon
+        with np.errstate(over="ignore"):
+            parts = weights * delta * np.exp(np.maximum(below, 0.0) * (ORDERS - 1))
+        worst = np.maximum(worst, parts @ usable)
+    return np.minimum(worst, 1.0)
+
+
 def epsilon(history: Sequence[SampledGaussian], delta: float, start: npt.ArrayLike | None = None) -> float:
     """The lifetime epsilon at `delta` that this history needs, after what `start` says.
 

@@ -22,7 +22,7 @@ from ..ledger.run_folder import RunFolder
 from ..ledger.run_json import Attacked
 from ..models import build
 from ..planning import Plan
-from ..training import Performance
+from ..training import Performance, Records
 from ..training.validation import groups_of
 from . import Interrupted
 from .options import console, show_plan, show_table
@@ -95,10 +95,11 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
     config, training = prepared.config, prepared.config.training
     torch.manual_seed(flags.seed)  # the common start
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
+    rows = 1 if prepared.persons is None else training.rows_per_person
     check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
     return membership.attack(
         model,
-        prepared.train,
+        Records(prepared.train, persons=prepared.persons, rows_per_person=rows),
         plan,
         budgets=prepared.budgets,
         population=prepared.test,

@@ -164,7 +164,9 @@ class Members:
             with self.ranks.collective("reserving"):
                 if self.registry is not None and not self.resumed:
                     self._reserve(self.registry, run, folder, plan, budgets)
-            yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
+            rows = budgets.group
+            lifetimes = [] if self._accounts is None else self._accounts.lifetimes(rows)
+            yield Reservation(keeper, run, plan.digest, roster_digest(rows), self._numbers, lifetimes)
         except BaseException:
             if self.registry is not None and not self.resumed:
                 with suppress(EpsilonsError):  # it may have begun, or the registry be away

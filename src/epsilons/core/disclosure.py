@@ -52,6 +52,11 @@ PRIVATE_SUPPRESSED = (
     "not cover it."
 )
 SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
+LIFETIME_SUPPRESSED = (
+    "Suppressed in this version. Two reports on nearly the same people would show by their difference what the person "
+    "chose who withdrew, joined or changed between them. So nothing in it depends on how many people are in a tier, or "
+    "on what they used."
+)
 HASHES_SUPPRESSED = (
     "The hashes of plan and ledger are in the internal version only: a guessed list of budgets could be checked "
     "against them."

@@ -111,7 +111,7 @@ def settle(reservation: Reservation, charged: Sequence[int], last_line: str, key
 
 BLOCK = 64  # steps per fsync
 #: Facts besides the plan that the guarantee depends on. The first line repeats them from run.json.
-RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot", "registry")
+RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot", "registry", "lifetimes")
 
 
 class Ledger:

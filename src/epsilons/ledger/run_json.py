@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
+Lifetime = Annotated[list[NotNegative], Field(min_length=2, max_length=2)]  # epsilon, home order
 
 
 def _possible(cell: tuple[int, int]) -> tuple[int, int]:
@@ -147,6 +148,7 @@ class RunSettings(Strict):
     plan_slot: PlanSlot | None = None
     subset_records: Annotated[int, Field(ge=1)] | None = None
     registry: Charged | None = None
+    lifetimes: list[Lifetime] = []
 
     @property
     def registry_id(self) -> str | None:

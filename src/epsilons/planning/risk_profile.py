@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from ..accounting import filter as weighted_orders
 from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
 from ..accounting.selection import SelectedProfile
@@ -122,6 +123,34 @@ def right_of_tier(epsilon: float, delta: float, declared: Mapping[float, Sequenc
     """
     advantage, *_ = declared.get(epsilon, (math.inf,))
     return min(right_of_promise(epsilon, delta), right_of_advantage(min(advantage, 1.0)))
+
+
+def right_over_lifetime(epsilon: float, delta: float) -> int:
+    """At most so many of 100 guesses are right, from everything that a registry is ever charged for one person.
+
+    The smallest of what the filter's curve promises at epsilons up to that of the lifetime budget. It follows from the
+    budget alone, so it is the same for people who were in many runs, and in none.
+
+    >>> right_over_lifetime(1.0, 1e-5), right_of_promise(1.0, 1e-5)
+    (73, 74)
+    """
+    points = epsilon * np.linspace(0.5, 1.0, 51)
+    deltas = weighted_orders.lifetime_deltas(epsilon, delta, points)
+    return min(map(right_of_promise, points.tolist(), deltas.tolist()))
+
+
+def dominating(plan: PlanNumbers, groups: IntArray) -> History:
+    """A history that reveals at least as much as that of any of these groups: highest rate and least noise by phase.
+
+    A lower rate is post-processing of a higher one (replace the result by one without the record), and more noise is
+    post-processing of less. For one group it is the group's own history.
+    """
+    history = []
+    for phase in plan.phases:
+        rate, noise = phase.sample_rate[groups], phase.noise_multiplier[groups]
+        drawn = noise[rate > 0] if rate.any() else noise
+        history.append(SampledGaussian(float(rate.max()), float(drawn.min()), phase.steps))
+    return tuple(history)
 
 
 def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:

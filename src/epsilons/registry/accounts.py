@@ -79,6 +79,15 @@ class Accounts:
         """(people,) True for those who have something left and did not withdraw."""
         return np.asarray((self.used_share < 1 - LEAST_LEFT) & ~self.withdrawn)
 
+    def lifetimes(self, rows: IntArray) -> list[list[float]]:
+        """[lifetime epsilon, home order] of the people in each row of a plan, as run.json keeps it for reports.
+
+        rows: (people,) the row of each person; people of one row have one lifetime budget and one home order.
+        """
+        _, first = np.unique(rows, return_index=True)
+        found: list[list[float]] = np.stack([self.epsilon[first], ORDERS[self.home[first]]], axis=1).tolist()
+        return found
+
     def subset(self, chosen: npt.ArrayLike) -> Accounts:
         """The accounts of these people: a mask of True and False, such as `can_take_part`, or positions."""
         places = np.arange(len(self))[np.asarray(chosen)]

@@ -60,6 +60,7 @@ class Reservation:
     plan      digest of the plan that was charged
     roster    digest of each person's row, in the order of the list
     numbers   (people,) their numbers in the registry
+    lifetimes of each row of the plan, as `Accounts.lifetimes`; [] for a run that is resumed
     """
 
     registry: Keeper = field(repr=False)
@@ -67,6 +68,7 @@ class Reservation:
     plan: str = field(repr=False)
     roster: str = field(repr=False)
     numbers: IntArray = field(repr=False, compare=False)
+    lifetimes: list[list[float]] = field(default_factory=list, repr=False, compare=False)
 
     def begin(self, key: str, previous: str | None, ledger: str) -> None:
         """Tie the run to the commitment of its key, or of the one that replaces `previous`.
@@ -250,7 +252,8 @@ class Registry:
             )
         roster = Roster(accounts.numbers, budgets.group)
         self.reserve_table(run, table_of(plan), roster, kind=kind, project=project)
-        return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)
+        rows = budgets.group
+        return Reservation(self, run, plan.digest, roster_digest(rows), accounts.numbers, accounts.lifetimes(rows))
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge all people in the roster for all steps of their row of the table.

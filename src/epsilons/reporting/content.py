@@ -23,7 +23,7 @@ from ..ledger.run_json import About, RunSettings
 from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
-from . import population, sentences
+from . import lifetimes, population, sentences
 from .load_run import RunRecord
 from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
@@ -35,6 +35,8 @@ SCHEMA = 2
 
 #: Names of models, losses, optimizers and versions that may be released; anything else might be a path or a note.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,39}")
+#: Fields of a row that are shown: by name, so that a new one is not published by accident.
+_OF_ROW = ("label", "tier", "epsilon", "at_least", "at_most", "delta", "records", "merged")
 _VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting")  # the last in older runs only
 
 
@@ -74,6 +76,7 @@ class Group:
 
     right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
     limits         declared and certified limits of a tier by risk; () for other budgets, and for merged rows
+    lifetime       of a run that is charged to a registry, whose rows are lifetime budgets without a spend; else None
     """
 
     label: str
@@ -88,6 +91,7 @@ class Group:
     charged: float | None
     right_guesses: int | None
     limits: tuple[display.Limit, ...]
+    lifetime: lifetimes.Lifetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,17 +168,18 @@ class Content:
 def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
-    shown = disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
-    is_suppressed = release and disclosure.has_small_cells(plan.groups)
+    charged = settings.registry_id is not None
+    tiers = lifetimes.tiers_of(record, release) if charged else ()
+    shown = tuple(row for row, _ in tiers) or disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
+    is_suppressed = release and (charged or disclosure.has_small_cells(plan.groups))
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
-    groups = _groups(record, shown, is_suppressed)
+    groups = tuple(_of_tier(*one) for one in tiers) or _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
-        suppressed |= dict.fromkeys(
-            ("epsilon_spent", "curve", "phases"), disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
-        )
+        why = disclosure.LIFETIME_SUPPRESSED if charged else disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
+        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases", *(["used"] if charged else [])), why)
     if release:
         suppressed["hashes"] = disclosure.HASHES_SUPPRESSED
     promised = plan.guarantee_of_run(
@@ -190,7 +195,9 @@ def make_content(record: RunRecord, release: bool) -> Content:
         simulated=settings.metadata.simulated,
         key_left=record.key_left,
         summary=(
-            sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
+            sentences.lifetime_promise(plan, shown)
+            if charged
+            else sentences.promise(plan, shown, settings.subset_records),
             *_conditions(settings, runs, audited),
             sentences.kept(plan.unit, is_seeded, record.is_bound, stated.read_off, stated.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
@@ -201,7 +208,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
-        joined=population.joined(settings.metadata.consent, release),
+        joined=population.joined(settings.metadata.consent, release, charged),
         publish=what_to_publish(record, release, stated, audited),
         origins=stated,
         audited=audited,
@@ -216,13 +223,15 @@ def make_content(record: RunRecord, release: bool) -> Content:
         versions=_versions(settings.versions, release),
         hashes=_hashes(record, release),
         suppressed=suppressed,
-        **({} if is_suppressed else _solved(plan)),
+        **({} if is_suppressed else _solved(plan, lifetimes.labels(record) if charged else None)),
         **({} if release else _internal(record)),
     )
 
 
-def _solved(plan: Plan) -> dict[str, Any]:
-    """What was solved from all budgets together."""
+def _solved(plan: Plan, labels: Sequence[str] | None) -> dict[str, Any]:
+    """What was solved from all budgets together. labels: of the groups of a plan on accounts, which has no spend."""
+    if plan.groups.starts is not None:
+        return {"phases": phases_of(plan, labels)}
     note = sentences.summary_of_many(plan) if len(plan.epsilons) > disclosure.MOST_ROWS else None
     return {"note": note, "curve": curve_of(plan), "phases": phases_of(plan)}
 
@@ -235,7 +244,9 @@ def _internal(record: RunRecord) -> dict[str, Any]:
         "left_out": population.left_out(settings.metadata.left_out),
         "roster_runs": population.roster_runs(settings.counted, settings.registry_id),
         "membership": record.membership,
-        "declared_shares": population.declared_shares(record.plan, settings.training.balance),
+        "declared_shares": []
+        if settings.registry_id
+        else population.declared_shares(record.plan, settings.training.balance),
         "config": settings.metadata.config,
     }
 
@@ -267,20 +278,20 @@ def _runs(settings: RunSettings) -> Runs | None:
     return Runs(slot.number, slot.of, records)
 
 
+def _of_tier(row: disclosure.DisplayRow, lifetime: lifetimes.Lifetime) -> Group:
+    """A row of lifetime budgets."""
+    values = {name: getattr(row, name) for name in _OF_ROW}
+    right = lifetime.right_guesses
+    return Group(**values, epsilon_spent=None, charged=None, right_guesses=right, limits=(), lifetime=lifetime)
+
+
 def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
     for row, right in zip(shown, risk_profile.of_rows(record.plan, shown, is_suppressed), strict=True):
-        group = Group(  # fields by name, so that a new field of a row is not published by accident
-            label=row.label,
-            tier=row.tier,
-            epsilon=row.epsilon,
-            at_least=row.at_least,
-            at_most=row.at_most,
-            delta=row.delta,
-            records=row.records,
-            merged=row.merged,
+        group = Group(
+            **{name: getattr(row, name) for name in _OF_ROW},
             # With small cells no spend is shown: under uniform, every spend is the strictest record's budget.
             epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
             charged=None if is_suppressed else float(charged[row.groups].max()),
@@ -301,7 +312,8 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> t
         sentences.odds_of(
             group.label,
             group.tier,
-            risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose),
+            risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose)
+            + sentences.of_lifetime(group.lifetime),
         )
         for group in known
     ]

@@ -110,7 +110,7 @@ def _facts_of_attack(result: MembershipResult) -> dict[str, str]:
     """How the shadows were made, by name."""
     setting = result.setting
     named = {
-        "shadow models": f"{result.shadows:,}, each trained on a random half of {result.records:,} records",
+        "shadow models": f"{result.shadows:,}, each trained on a random half of {result.records:,} {result.unit}s",
         "how": setting.get("why"),
         "model": setting.get("model"),
         "steps": setting.get("steps"),
@@ -216,6 +216,16 @@ def _formula(text: Any) -> Markup:
     return Markup(re.sub(r"\^\{(.*?)\}", r"<sup>\1</sup>", safe))
 
 
+def _used(part: tuple[float, float]) -> str:
+    """The least and the most that people used of their budgets, or have left.
+
+    >>> _used((0.0, 0.25)), _used((0.2504, 0.2501))
+    ('0 to 25 %', '25 %')
+    """
+    least, most = (f"{100 * one:.3g}" for one in part)
+    return f"{most} %" if least == most else f"{least} to {most} %"
+
+
 _FILTERS: dict[str, Callable[..., Any]] = {
     "number": _or_dash(display.number),
     "percent": _or_dash(lambda value: f"{100 * value:.1f} %"),
@@ -230,6 +240,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "count": _count,
     "formula": _formula,
     "spent": _spent,
+    "used": _used,
     "of_unit": of_unit,
     "stated": stated,
 }

@@ -18,9 +18,9 @@ import numpy as np
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 
 from .._version import __version__
-from ..core.disclosure import PLAN_SUPPRESSED
+from ..core.disclosure import PLAN_SUPPRESSED, of_unit
 from ..core.files import UNWRITTEN, as_json, write_json
-from ..core.mechanism import FloatArray, IntArray
+from ..core.mechanism import FloatArray, IntArray, Unit
 from ..errors import InputError, RunError, json_text, parsed_json, printable
 from ..planning.display import Table, aligned, round_up
 
@@ -179,6 +179,9 @@ LIMITS = (
     "more, up to the certified curve, and single records may be more exposed than their group. It does not notice "
     "missing noise: an attacker who sees only the model may learn little without noise, too. epsilons audit tests that."
 )
+OF_PERSONS = (
+    "A person is in or out of a shadow with all of their rows. The attacker has these rows and uses the mean over them."
+)
 ONE_OF = (
     "The plan is for {runs:,} runs, and this is about one of them: what is certified here is that of one run. Who sees "
     "the models of all runs may learn more, up to what the plan certifies for all."
@@ -304,6 +307,11 @@ class MembershipResult:
     target_auc: Mapping[str, Points] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def unit(self) -> Unit:
+        """What is in or out of a shadow as a whole."""
+        return "person" if self.setting.get("unit") == "person" else "record"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The attacks, in the order in which they were given."""
         return tuple(dict.fromkeys(one.attack for one in self.attacks))
@@ -326,7 +334,7 @@ class MembershipResult:
 
     def table(self) -> Table:
         """One line per attack and group: AUC, what the plan certifies, and the share of it that the attack reaches."""
-        headers = ["attack", "epsilon", "records", "AUC", "95 %"]
+        headers = ["attack", "epsilon", f"{self.unit}s", "AUC", "95 %"]
         if self.suppressed:
             return headers, [self._cells(one) for one in self.attacks]
         rows = [
@@ -401,10 +409,10 @@ class MembershipResult:
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
+            OF_PERSONS if self.unit == "person" else "",
             LIMITS,
-            self.not_covered,
         ]
-        return tuple(filter(None, lines))
+        return *(of_unit(line, self.unit) for line in lines if line), self.not_covered
 
     def _of_declared(self) -> str:
         """Where tiers declare risks: whether every measured point lies below them."""

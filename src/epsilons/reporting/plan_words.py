@@ -181,7 +181,8 @@ def curve_of(plan: Plan) -> Curve:
     return Curve(tuple(steps), tuple(lines), tuple(map(int, ends)))
 
 
-def phases_of(plan: Plan) -> tuple[PhaseTable, ...]:
+def phases_of(plan: Plan, labels: Sequence[str] | None = None) -> tuple[PhaseTable, ...]:
+    """labels: names of the groups, if they are not their budgets."""
     tables = []
     for phase in plan.phases:
         table_rows = []
@@ -189,7 +190,7 @@ def phases_of(plan: Plan) -> tuple[PhaseTable, ...]:
             rate, noise = float(phase.sample_rate[group]), float(phase.noise_multiplier[group])
             table_rows.append(
                 PhaseRow(
-                    label=_label(plan, group),
+                    label=_label(plan, group) if labels is None else labels[group],
                     sample_rate=rate,
                     clip_norm=float(phase.clip_norm[group]),
                     weight=float(phase.weight[group]),

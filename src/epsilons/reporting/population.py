@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, at_least
+from ..core.disclosure import (
+    PRIVATE_SUPPRESSED,
+    SMALL_SUPPRESSED,
+    SMALLEST_SHOWN,
+    DisplayRow,
+    at_least,
+)
 from ..ledger import plan_folder
 from ..ledger.run_json import EvalData, MetricsRow, RunSettings
 from ..planning import Plan
@@ -109,6 +115,7 @@ _IN_REGISTRY = (
     "The registry {id} counts the runs on these people and adds them up, however they overlap: epsilons registry show "
     "lists them. Runs that were not charged there are not found here, and spend in addition."
 )
+_OF_LEVELS = "Not shown: the groups of this run are levels of lifetime budgets, and not tiers."
 _ADD_UP = (
     "The epsilons of several runs on the same people add up, unless the runs share one plan. Runs that overlap in some "
     "people only, and runs of other users, machines or programs, are not found here."
@@ -187,16 +194,18 @@ def left_out(words: object) -> str | None:
     return words if isinstance(words, str) and words.strip() else None
 
 
-def joined(consent: Any, release: bool) -> tuple[str, ...]:
+def joined(consent: Any, release: bool, charged: bool = False) -> tuple[str, ...]:
     """How people, entries and rows were joined, as the run recorded it.
 
-    A version for release names no file, rounds counts down, and holds none of people who were tested on.
+    A version for release names no file, rounds counts down, and holds none of people who were tested on. Of a run that
+    is charged to a registry it holds none at all: two of them would tell why a person left.
     """
     if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
         return ()
     how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
     day = f" Entries of consent count as of {consent['as_of']}." if consent.get("as_of") else ""
-    tables = (consent.get(name) for name in ("table", *([] if release else ["tested"])))
+    names = ("table", "tested") if not release else () if charged else ("table",)
+    tables = map(consent.get, names)
     rows = [row for table in tables if isinstance(table, list) for row in table if {"file", "what", "count"} <= {*row}]
     return (f"Ids of persons were compared {how}.{day}", *(_row(row, release) for row in rows))
 
@@ -328,9 +337,12 @@ def last_evaluation(
     if release and not is_public:
         return None, {"accuracy": PRIVATE_SUPPRESSED}
     overall, classes = _overall(last, eval_data.records), _classes(last, eval_data.classes)
-    groups, by_class = _groups(last.per_group, rows), last.per_class_group if last.per_group else None
-    cells = tuple(_groups(of_class, rows) for of_class in by_class or ())
     suppressed: dict[str, str] = {}
+    per_group = last.per_group
+    if per_group and record.settings.registry_id:
+        per_group, suppressed["accuracy_per_group"] = None, _OF_LEVELS
+    groups, by_class = _groups(per_group, rows), last.per_class_group if per_group else None
+    cells = tuple(_groups(of_class, rows) for of_class in by_class or ())
     if release:
         if _is_small(overall, [overall]):
             return None, {"accuracy": SMALL_SUPPRESSED}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.disclosure import DisplayRow, of_unit
+from ..core.disclosure import SMALLEST_SHOWN, DisplayRow, of_unit
 from ..core.mechanism import Unit
 from ..planning import Plan, display
 from ..planning.plan_numbers import SHARES
+from .lifetimes import Lifetime
 
 #: With more rows than this, the first paragraph refers to the table instead of listing the promises.
 MOST_LISTED = 4
@@ -24,37 +25,45 @@ AUDITED_ON = {
 }
 
 
-def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, registry: str | None = None) -> str:
-    """The budgets that the records were promised.
-
-    subset    how many of them this run trained on, if not all
-    registry  id of the registry that the run is charged to; the budgets are then levels of lifetime budgets
-    """
+def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -> str:
+    """The budgets that the records were promised; subset: how many of them this run trained on, if not all."""
     merged = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
     if subset is not None:
         count = f"{subset:,} of {count}"
     size = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
-    released = "the training released"
-    if registry is not None:
-        released += ", together with all earlier runs that were charged to the same registry"
-    of_what = "privacy budget ε" if registry is None else "level ε of its lifetime budget"
     first = (
-        f"{size}. Each record has a {of_what}: a limit on how much anyone can learn "
-        f"about that one record from everything that {released}. A smaller ε protects more."
+        f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn about that one record from "
+        "everything that the training released. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
         listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
         return of_unit(listing, plan.unit)
-    return of_unit(f"{first} Of these records, {_promises(rows, registry is not None)}.", plan.unit)
+    return of_unit(f"{first} Of these records, {_promises(rows)}.", plan.unit)
 
 
-def _promises(rows: Sequence[DisplayRow], are_levels: bool) -> str:
-    """How many have which budget, and their delta if it is one for all."""
-    verb = "have the level" if are_levels else "were promised"
+def lifetime_promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
+    """The lifetime budgets of the people of a run that is charged to a registry."""
+    size = f"{plan.records:,}" if plan.records >= SMALLEST_SHOWN else f"fewer than {SMALLEST_SHOWN}"
+    first = (
+        f"This model was trained on {size} persons. Each person has one privacy budget ε for their lifetime: a limit "
+        "on how much anyone can learn about that one person from everything that is ever charged for them. A smaller ε "
+        "protects more."
+    )
+    if any(row.merged for row in rows) or len(rows) > MOST_LISTED:
+        return first
+    if any(row.records is None for row in rows):
+        return f"{first} The tiers are {_promises(rows, 'ε')}. A person may have stated another budget."
+    return f"{first} Of these persons, {_promises(rows)}."
+
+
+def _promises(rows: Sequence[DisplayRow], what: str = "were promised ε") -> str:
+    """How many have which budget, where that is shown, and their delta if it is one for all."""
     parts = [
-        f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
+        f"{'' if row.records is None else f'{row.records:,} '}{what}\u00a0=\u00a0{row.label}"
+        + (f" (“{row.tier}”)" if row.tier else "")
+        for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
@@ -69,9 +78,7 @@ def charged(registry: str, audit: bool | None) -> list[str]:
     texts = [
         f"This run is charged to the registry {registry}, which adds up all runs on the same people. Each person "
         "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
-        "however each run was chosen from the outputs of others. An ε in this report is a level of it: what is "
-        "spent at most when this run is over, in all runs that were charged. A level is a promise of its own only "
-        "if what was charged so far was not chosen by looking at outputs.",
+        "however each run was chosen from the outputs of others.",
         "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
         "on private data, tuning by other runs. None of it was charged.",
     ]
@@ -84,6 +91,15 @@ def odds_of(label: str, tier: str | None, sentence: str) -> str:
     """The odds about a member of one row."""
     name = f"ε\u00a0=\u00a0{label}" if not label.startswith(("≤", "below")) and " to " not in label else f"ε {label}"
     return f"{name}{f' (“{tier}”)' if tier else ''}: {sentence[:1].lower()}{sentence[1:]}"
+
+
+def of_lifetime(lifetime: Lifetime | None) -> str:
+    """What odds over a lifetime count, to be put after them."""
+    if lifetime is None:
+        return ""
+    run = lifetime.right_from_this_run
+    alone = "" if run is None else f" From this run alone: at most {run} of 100."
+    return f" That counts all that is ever charged for you, now and later.{alone}"
 
 
 def kept(unit: Unit, is_seeded: bool, is_bound: bool, read_off: str | None, not_stated: str | None) -> str:
@@ -169,6 +185,9 @@ def not_covered(
         public += (
             " They are public for the guarantee; this report nevertheless shows neither the budgets that fewer than 20 "
             "records share nor how many records hold them."
+            if plan.groups.starts is None
+            else " They are public for the guarantee; this report nevertheless does not show how many "
+            "records hold which budget."
         )
     if plan.runs > 1:
         public += " So does the choice of each run's records, which must not be made by looking at data."

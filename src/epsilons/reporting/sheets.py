@@ -38,12 +38,14 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     """
     record = load_run(path, accountant)
     content, tiers = make_content(record, release=True), record.settings.metadata.tiers or {}
-    if reasons := _reasons(content, tiers, len(set(record.plan.delta.tolist()))):
+    lifetimes = {group.epsilon: group.right_guesses for group in content.groups} if content.registry else None
+    if reasons := _reasons(content, tiers, len(set(record.plan.delta.tolist())), lifetimes):
         raise RunError(f"{path} has no sheets for people: {'; '.join(reasons)}.")
     pages = {}
     for number, (tier, epsilon) in enumerate(tiers.items(), start=1):
         name = re.sub(r"\W+", "-", tier).strip("-").lower()[:40] or "tier"
-        values = {"tier": tier, "right": _right(record, epsilon), "today": now()[:10]}
+        right = _right(record, epsilon) if lifetimes is None else lifetimes[epsilon]
+        values = {"tier": tier, "right": right, "today": now()[:10]}
         for file in sorted(LANGUAGES.glob("*.toml")):
             pages[folder / f"{number}-{name}.{file.stem}.html"] = _page(file, content, values)
     for target in pages:
@@ -51,11 +53,15 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     return [write_text(target, page, release=True) for target, page in pages.items()]
 
 
-def _reasons(content: Content, tiers: Mapping[str, float], deltas: int) -> list[str]:
+def _reasons(
+    content: Content, tiers: Mapping[str, float], deltas: int, lifetimes: Mapping[float | None, int | None] | None
+) -> list[str]:
+    """lifetimes: {epsilon: right guesses} that a report for release shows, of a run that is charged to a registry"""
     stated, audited = content.origins, content.audited
     found = {
         "it states no tiers ([budgets] tiers)": not tiers,
-        "its people have several deltas, so no tier promises one": deltas > 1,
+        "its people have several deltas, so no tier promises one": deltas > 1 and lifetimes is None,
+        "its tiers are not those of the registry": lifetimes is not None and not {*tiers.values()} <= {*lifetimes},
         "its tiers are simulated, so nobody chose them": content.simulated,
         "its budgets are of rows, and a person may have several (data.person)": not content.unit.is_person,
         "it is not finished": content.status.state == "open" or content.key_left,

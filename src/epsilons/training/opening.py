@@ -36,7 +36,8 @@ from .performance import Decided, Performance
 from .values import Records
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "rows_per_person", "views", *run_folder.TIMES)
+_OF_RUN = ("plan_slot", "registry", "lifetimes", "subset_records", "counted", "rows_per_person", "views")
+OPTIONAL = (*_OF_RUN, *run_folder.TIMES)
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,6 +180,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         settings |= {"rows_per_person": int(request.records.rows_per_person), "views": int(request.records.views)}
     if request.folder.reservation is not None:
         settings["registry"] = request.folder.reservation.settings
+        settings["lifetimes"] = request.folder.reservation.lifetimes
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read

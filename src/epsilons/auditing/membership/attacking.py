@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from ...budgets.budgets import Budgets
+from ...draws.persons_rows import persons_of
 from ...errors import DataError, EpsilonsWarning, InputError, ModelError
 from ...planning import Plan
 from ...reporting.membership import MembershipResult
-from ...training import Performance
+from ...training import Performance, Records
 from ...training.fitting.losses import optimizer_maker
 from ...training.validation import are_columns, columns
 from ..stacked import unstackable
@@ -54,7 +55,9 @@ def attack(
     """Attack membership: train shadow models, each on a random half of the records, and recognise the members.
 
     model            the common start of all shadows; copies of it are trained
-    dataset          (inputs, targets) as tensors or arrays, (records, …) and (records,); targets are classes
+    dataset          (inputs, targets) as tensors or arrays, (records, …) and (records,); targets are classes. For
+                     budgets of persons `Records` of them, which says whose rows they are; a person is in or out as a
+                     whole
     plan, budgets    the plan under attack, and the budgets that it was made for. Every shadow is trained under this
                      plan; only the divisor of its updates is halved, because half of the records are in
     population       (inputs, targets) of records that are not trained on, such as test data; RMIA needs them
@@ -67,10 +70,10 @@ def attack(
     Raises InputError for settings that do not fit together, DataError or ModelError for data or a model that cannot be
     attacked, RunError for a folder that is occupied or holds an attack with other settings.
     """
-    if budgets.unit == "person":
+    if plan.groups.starts is not None:
         raise InputError(
-            "The budgets are of persons, and shadow models are trained on records: whether a row was used says nothing "
-            "about its person's other rows. To test a plan of persons, audit it: epsilons.audit(plan)."
+            "These people have lifetime budgets in a registry. Shadows train on their records outside of every "
+            "guarantee, so the registry cannot charge them. To test the plan, audit it: epsilons.audit(plan)."
         )
     asked = AttackSettings(**options)
     chosen = _chosen(asked.attacks, population is not None)
@@ -80,22 +83,31 @@ def attack(
         raise InputError("resume and keep_scores need folder=, the folder of the attack.")
     make = optimizer_maker(asked.optimizer, asked.lr, asked.momentum)
     loss = asked.loss
+    given = dataset if isinstance(dataset, Records) else Records(dataset)
+    inputs, targets = _records(given.data, "records")
+    persons = persons_of(budgets, len(inputs), given.persons, given.rows_per_person)
+    by_person = slice(None) if persons.person is None else np.argsort(persons.person, kind="stable")
+    owner = None if persons.person is None else persons.person[by_person]
+    if owner is not None and np.array_equal(owner, np.arange(len(budgets))):
+        owner = None  # one row each, so they are drawn and clipped as records are
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
+    reason = reason if owner is None else "A stack clips each row by itself, and persons have several or none."
     method, why = _method(asked.method, reason)
-    inputs, targets = _records(dataset, "records")
     setting = ShadowSetting(
         model=copy.deepcopy(model),
         optimizer=make,
         loss=loss,
-        inputs=inputs,
-        targets=targets,
-        plan=shadow_plan(plan, len(inputs)),
-        budgets=budgets,
+        inputs=inputs[by_person],
+        targets=targets[by_person],
+        plan=shadow_plan(plan, len(budgets)),
+        budgets=budgets.without_ids() if budgets.unit == "person" else budgets,
         population=None if population is None else _records(population, "population"),
         seed=int(asked.seed),
         method=method,
         performance=asked.performance or Performance(),
         device=_device(asked.device),
+        owner=owner,
+        rows_per_person=persons.rows_per_person,
     )
     _check_model(setting)
     _warn_of_known_population(setting)
@@ -105,6 +117,7 @@ def attack(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": plan.steps,
         **({"runs": plan.runs} if plan.runs > 1 else {}),
+        **({"unit": plan.unit} if plan.unit == "person" else {}),
         "method": method,
         "why": why,
         "seed": setting.seed,

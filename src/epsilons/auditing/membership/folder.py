@@ -307,7 +307,7 @@ class Task:
             trained.signals,
             scores,
             setting.plan,
-            setting.group,
+            setting.group[setting.scored],
             dealt_at_random=self.asked.dealt_at_random,
             placebo=placebo,
         )
@@ -350,6 +350,7 @@ class Task:
             "plan": setting.plan.digest,
             "data": of((setting.inputs, setting.targets)),
             "budgets": of(setting.group),
+            **({} if setting.owner is None else {"persons": of((setting.owner, setting.rows_per_person))}),
             "population": of(setting.population),
             "model": of(setting.model),
             "loss": of(setting.loss),

@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 from ...accounting.profile import Profile
 from ...core.mechanism import FloatArray, Groups, IntArray, SampledGaussian
 from ...planning import Plan
+from ...planning.risk_profile import dominating
 from ...reporting.membership import Estimate, Roc
 from .attacks import BoolArray, Float32Array
 
@@ -281,20 +282,6 @@ class Certified:
 def certified(plan: Plan, groups: IntArray) -> Certified:
     """The bounds that hold for every record of these groups of the plan; groups: their indices."""
     return _certified(dominating(plan, groups))
-
-
-def dominating(plan: Plan, groups: IntArray) -> tuple[SampledGaussian, ...]:
-    """A history that reveals at least as much as that of any of these groups: highest rate and least noise by phase.
-
-    A lower rate is post-processing of a higher one (replace the result by one without the record), and more noise is
-    post-processing of less. For one group it is the group's own history.
-    """
-    history = []
-    for phase in plan.phases:
-        rate, noise = phase.sample_rate[groups], phase.noise_multiplier[groups]
-        drawn = noise[rate > 0] if rate.any() else noise
-        history.append(SampledGaussian(float(rate.max()), float(drawn.min()), phase.steps))
-    return tuple(history)
 
 
 def declared(groups: Groups, group: int) -> FloatArray:

@@ -30,13 +30,13 @@ from ...draws.randomness import Randomness
 from ...errors import EpsilonsWarning, ModelError, Package, app_packages
 from ...planning import Plan, Recipe, plan
 from ...planning.plan_numbers import SHARES
-from ...training import Performance, Training, fit
+from ...training import Performance, Records, Training, fit
 from ...training import values as training_values
 from ...training.fitting.evaluation import Loss
 from ...training.fitting.losses import MakeOptimizer
 from ...training.validation import groups_of
 from ..stacked import MemberDraws, train_stacked
-from .attacks import BoolArray, Signals, read_signals
+from .attacks import BoolArray, Float32Array, Signals, read_signals
 
 # -- One block of shadow models: who is in, how they are trained, and what is read off them
 #
@@ -81,6 +81,8 @@ class ShadowSetting:
     method           a name in METHODS
     performance      of shadows that are trained alone
     device           a torch device
+    owner            (rows,) each row's person, ascending; None if each row is one record, or one person
+    rows_per_person  number of rows that a drawn person contributes, at most
     """
 
     model: nn.Module
@@ -95,10 +97,30 @@ class ShadowSetting:
     method: str
     performance: Performance
     device: str
+    owner: IntArray | None = field(default=None, repr=False)
+    rows_per_person: int = 1
 
     @property
     def records(self) -> int:
-        return len(self.targets)
+        """How many records, or persons, have a coin."""
+        return len(self.targets) if self.owner is None else len(self.budgets)
+
+    @cached_property
+    def scored(self) -> IntArray:
+        """(scored,) the records, or the persons with rows: of others a model shows nothing."""
+        return np.arange(self.records) if self.owner is None else np.unique(self.owner)
+
+    def of_rows(self, included: BoolArray) -> BoolArray:
+        """(rows,) which rows belong to these; included: (records,)"""
+        return included if self.owner is None else included[self.owner]
+
+    def of_persons(self, values: npt.NDArray[Any]) -> Float32Array:
+        """(models, scored) the mean over the rows of each person; values: (models, rows)"""
+        if self.owner is None:
+            return values
+        _, starts, counts = np.unique(self.owner, return_index=True, return_counts=True)
+        means: Float32Array = (np.add.reduceat(values.astype(np.float64), starts, axis=1) / counts).astype(np.float32)
+        return means
 
     @property
     def population_size(self) -> int:
@@ -177,7 +199,7 @@ def stacked(setting: ShadowSetting, block: Block, member: BoolArray, progress: S
         setting.model,
         setting.optimizer,
         (as_tensor(setting.inputs), as_tensor(setting.targets)),
-        MemberDraws(setting.plan, setting.group, member, randomness),
+        MemberDraws(replace(setting.plan, unit="record"), setting.group, member, randomness),
         device=setting.device,
         progress=None if progress is None else lambda made: progress(made / setting.plan.steps),
     )
@@ -187,10 +209,13 @@ def stacked(setting: ShadowSetting, block: Block, member: BoolArray, progress: S
 def alone(setting: ShadowSetting, block: Block, member: BoolArray, progress: ShadowProgress | None) -> Trained:
     """One shadow by `fit`, on its members, with the ledger in memory."""
     [shadow], [included] = block.shadows, member
-    model, plan = copy.deepcopy(setting.model), any_counts(setting.plan)
+    model, plan, rows = copy.deepcopy(setting.model), any_counts(setting.plan), setting.of_rows(included)
+    owner = np.arange(setting.records) if setting.owner is None else setting.owner
+    persons = (np.cumsum(included) - 1)[owner[rows]] if plan.unit == "person" else None
+    data = (setting.inputs[rows], setting.targets[rows])
     fit(
         model,
-        (setting.inputs[included], setting.targets[included]),
+        Records(data, persons=persons, rows_per_person=setting.rows_per_person),
         plan,
         budgets=setting.budgets.subset(included),
         training=Training(loss=setting.loss, optimizer=setting.optimizer, device=setting.device, progress=False),
@@ -227,8 +252,8 @@ METHODS: Mapping[str, Callable[[ShadowSetting, Block, BoolArray, ShadowProgress 
 def as_arrays(setting: ShadowSetting, member: BoolArray, trained: Trained) -> Arrays:
     """What an attacker reads off these models, beside their coins.
 
-    member              (models, records)
-    margin, raw, log_p  (models, records) float32
+    member              (models, records), or those persons who have rows
+    margin, raw, log_p  (models, records) float32; of a person the mean over their rows
     population          (models, population) log_p, float32
     accuracy            (models,) on the population; NaN without one
     member_accuracy     (models,) on the members
@@ -240,11 +265,13 @@ def as_arrays(setting: ShadowSetting, member: BoolArray, trained: Trained) -> Ar
         public, known = _read(trained, *setting.population, models)
         population = public["log_p"]
     return {
-        "member": member,
-        **signals,
+        "member": member[:, setting.scored],
+        **{name: setting.of_persons(values) for name, values in signals.items()},
         "population": population,
         "accuracy": known.mean(axis=1),
-        "member_accuracy": np.array([hits[included].mean() for hits, included in zip(right, member, strict=True)]),
+        "member_accuracy": np.array(
+            [hits[setting.of_rows(included)].mean() for hits, included in zip(right, member, strict=True)]
+        ),
     }
 
 
@@ -324,7 +351,7 @@ def placebo_plan(made: Plan) -> Plan:
     """
     clip_norm = float(np.average([phase.clip_norm @ made.counts / made.records for phase in made.phases]))
     recipe = Recipe(steps=made.steps, batch_size=made.batch_size, clip_norm=clip_norm)
-    uniform = plan(Budgets.of_groups(made.groups), recipe, "uniform", made.accountant_fn, runs=made.runs)
+    uniform = plan(Budgets.of_groups(made.groups, made.unit), recipe, "uniform", made.accountant_fn, runs=made.runs)
     return replace(uniform, adjacency=made.adjacency)
 
 
