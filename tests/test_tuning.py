@@ -563,3 +563,14 @@ def test_a_plan_s_folder_is_given_in_place_of_a_plan():
 @pytest.mark.parametrize("lines", ["runs = 2", 'plan_folder = "tuning"', 'runs = 0\nplan_folder = "tuning"'])
 def test_a_number_of_runs_and_the_folder_that_counts_them_belong_together(lines):
     command_line("train", config(CONFIG + lines + "\n")).is_refused(2, "runs")
+
+
+def test_a_run_that_was_cut_off_before_its_ledger_keeps_its_slot_and_a_copy_of_it_does_not(folder, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    first = folder.claim(run)
+    shutil.copytree(run, tmp_path / "copy")
+    assert folder.claim(run) == first  # nothing was charged in between
+    assert folder.claim(tmp_path / "copy").number == 2
+    (run / "ledger.jsonl").write_text("{}\n{}\n")
+    assert folder.claim(run).number == 3

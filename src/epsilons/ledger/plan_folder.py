@@ -178,13 +178,15 @@ class PlanFolder:
         return slot
 
     def unused(self, run_dir: str | Path | None) -> Slot | None:
-        """The slot of a run in this folder that was cut off before it had a ledger; None if there is none."""
+        """The slot of a run in this folder that was cut off before it had a ledger; None without one, and in a copy."""
         run = None if run_dir is None else RunFolder(Path(run_dir))
         if run is None or run.has_ledger or not run.claim.is_file():
             return None
         noted = Slot(**run.read_json(run.claim))
         values = self._read(noted.number if self._selected is None else self._selected[0])
-        return noted if values is not None and values.get("claim") == noted.claim else None
+        if values is None or (values.get("claim"), values.get("run_dir")) != (noted.claim, str(run.path.absolute())):
+            return None  # of a copy: the slot belongs to the folder that claimed it
+        return noted
 
     def check(self, slot: Slot, run_dir: str | Path) -> None:
         """Raise RunError if this slot, of the run in `run_dir`, was not claimed in this folder."""
