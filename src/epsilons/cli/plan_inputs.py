@@ -137,6 +137,13 @@ class TrainFlags:
         recipe = RecipeFlags(epochs=self.epochs, strategy=self.strategy)
         return (*settings_of(recipe, self.settings), *self.charged)
 
+    def check_resumed(self) -> None:
+        """Raise InputError for flags that go with no run to continue."""
+        if self.dry_run and (self.resume or self.starts_or_resumes):
+            raise InputError("A dry run is for a new run; leave out --resume and --continue.")
+        if self.resume and (self.plan is not None or self.starts_or_resumes):
+            raise InputError("A run continues under its own plan; leave out --plan and --continue, or --resume.")
+
     def check_demonstration(self) -> None:
         """Raise InputError for flags that need a config."""
         if self.tensorboard or self.as_json or self.resume or self.dry_run or self.starts_or_resumes:

@@ -59,10 +59,7 @@ def train_command(
         raise InputError("--seeds is for the demonstration; with a config, write seeds in its [training].")
     if config is None:
         flags.check_demonstration()
-    if flags.dry_run and (flags.resume or flags.starts_or_resumes):
-        raise InputError("A dry run is for a new run; leave out --resume and --continue.")
-    if flags.resume and (flags.plan is not None or flags.starts_or_resumes):
-        raise InputError("A run continues under its own plan; leave out --plan and --continue, or --resume.")
+    flags.check_resumed()
     folder = flags.run_dir or _default_folder(config, flags)
     if not (flags.resume or flags.starts_or_resumes):
         check_free(folder)

@@ -153,9 +153,8 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     show_plan(plan, out)
     if begun and flags.plan is None and (other := differences_from_config(plan, prepared)):
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
-    if plan_folder is not None:
-        new = [path for path in folders.values() if path not in begun and plan_folder.unused(path) is None]
-        out.print(_counted(plan_folder, len(new)) if new else f"{plan_folder!r}")
+    if new := plan_folder and [path for path in {*folders.values()} - {*begun} if plan_folder.unused(path) is None]:
+        out.print(_counted(plan_folder, len(new)))
     saved = flags.plan if plan_folder is None else plan_folder.path
     signed = signatures_of(saved, list(folders.values()), plan if begun else None)
     metadata = _metadata(file, prepared, flags, signed)
@@ -163,17 +162,23 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         train_once(file, prepared, chosen, run_dir, seed, flags, metadata, members)[0]
         for seed, run_dir in folders.items()
     ]
+    _show_runs(runs, _scope(plan, members), bool(config.training.seeds), out)
+    out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
+    if flags.as_json:
+        print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
+
+
+def _show_runs(runs: Sequence[Run], scope: str, seeded: bool, out: Console) -> None:
+    """What was charged, and how good the models are."""
+    plan = runs[0].plan
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{score(run)}")
         if warning := _warning(run):
             out.print(warning)
     show_table(spend_table(plan, runs[0].charged), out)
-    out.print(_scope(plan, members), style="dim")
-    if config.training.seeds:
+    out.print(scope, style="dim")
+    if seeded:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
-    out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
-    if flags.as_json:
-        print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
 
 
 def _scope(plan: Plan, members: Members | None) -> str:
