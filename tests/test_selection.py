@@ -609,7 +609,7 @@ def test_a_command_that_is_interrupted_says_to_repeat_it(tmp_path: Path, monkeyp
         patched.setattr(train_config, "fit", interrupted)
         stopped = command_line(*asked)
     assert stopped.code == 130
-    assert "Repeat the command" in stopped.err
+    assert "the same epsilons tune" in stopped.err
     assert command_line(*asked).code == 0
 
 

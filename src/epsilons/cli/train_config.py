@@ -355,10 +355,7 @@ def tune(file: Path, prepared: Prepared, configs: Mapping[str, Config], folder: 
     if prepared.config.privacy.signed_by:
         check_signed(signed, prepared.config.privacy.signed_by, folder)
     counted, held_out = counted_plan(prepared.plan(), folder), prepared.judges.budgets
-    try:
-        return tuning.tune(counted, list(configs), train, lambda model: _right(model, prepared), held_out=held_out)
-    except Interrupted:
-        raise Interrupted("interrupted. Repeat the command to continue: no step is charged twice.") from None
+    return tuning.tune(counted, list(configs), train, lambda model: _right(model, prepared), held_out=held_out)
 
 
 def _right(model: nn.Module, prepared: Prepared) -> Any:
