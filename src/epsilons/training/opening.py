@@ -36,17 +36,8 @@ from .performance import Decided, Performance
 from .values import Records
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = (
-    "plan_slot",
-    "registry",
-    "lifetimes",
-    "subset_records",
-    "counted",
-    "started",
-    "ended",
-    "rows_per_person",
-    "views",
-)
+OPTIONAL: tuple[str, ...] = ("plan_slot", "registry", "lifetimes", "subset_records", "counted", "started", "ended")
+OPTIONAL += ("rows_per_person", "views")
 
 
 @dataclass(frozen=True, repr=False)
