@@ -65,11 +65,16 @@ def tabled(budgets: Any, recipe: Any, accountant: Any) -> epsilons.Plan:
 
 
 def record_of(
-    accounts: Accounts, path: Path, tiers: dict[str, float] | None = TIERS, strategy: Any = tabled, **changes: Any
+    accounts: Accounts,
+    path: Path,
+    tiers: dict[str, float] | None = TIERS,
+    strategy: Any = tabled,
+    batch: float = 10,
+    **changes: Any,
 ) -> RunRecord:
     """A run of these people as `load_run` reads it, with public scores by group and counts of who takes part."""
     budgets = accounts.budgets(0.5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(STEPS, 10, 1.0), strategy, accountant="filter")
+    plan = epsilons.plan(budgets, epsilons.Recipe(STEPS, batch, 1.0), strategy, accountant="filter")
     counts = plan.counts.tolist()
     consent = {"ids": [], "table": [{"file": "wishes.csv", "what": "take part", "count": f"{plan.records:,}"}]}
     values = {
@@ -305,7 +310,7 @@ def mixed(tmp_path) -> RunRecord:
     tier = np.arange(120) % 3
     used = np.where(np.arange(120) < 60, 0.0, 0.6)
     accounts = accounts_of(tier, used, filter_.home_orders([*TIERS.values()], DELTA)[tier])
-    return record_of(accounts, tmp_path, strategy="scale")
+    return record_of(accounts, tmp_path, strategy="scale", batch=60)
 
 
 def test_a_row_is_a_tier_and_says_what_its_people_used(mixed):
