@@ -250,6 +250,7 @@ def test_a_job_under_a_saved_plan_keeps_to_it(monkeypatch):
 
 
 def test_a_selection_ends_on_sigterm_and_goes_on():
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # its first use imports much, in every job otherwise
     change("steps = 4", "steps = 700\ncheckpoint_every = 50")
     tuning = ["tune", "people.toml", "--grid", "lr=0.1,1", "--select", "poisson:2", "-q", "-o", "runs/tuned"]
     codes = [job(tuning, 1.0, signal.SIGTERM)]

@@ -15,7 +15,6 @@ import torch
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.auditing.membership import attack
 from epsilons.auditing.stacked import MemberDraws
 from epsilons.clipping import ENGINES
 from epsilons.draws.persons_rows import Persons, Readings, check_size, persons_of
@@ -563,13 +562,6 @@ def test_a_plan_for_another_unit_is_refused(unit: str, of_the_plan: str):
     persons = None if unit == "record" else data.person
     with pytest.raises(DataError, match="another unit"):
         private_over(data, a_model(), a_plan(people=other), budgets=one, persons=persons)
-
-
-def test_shadow_models_of_persons_are_refused():
-    data = visits()
-    pairs = data.inputs.float().numpy(), data.targets.numpy()
-    with pytest.raises(InputError, match="audit it"):
-        attack(torch.nn.Linear(5, 3), pairs, a_plan(), budgets=budgets())
 
 
 def test_stacks_of_models_take_no_plan_of_persons():

@@ -361,6 +361,8 @@ def test_a_run_states_its_registry_and_no_url(people):
     [run] = shown()["runs"]
     run_json = json.loads(Path("runs/people-1/run.json").read_text())
     assert run_json["registry"] == {"id": shown()["registry"], "run": run["run"]}
+    with Registry(URL) as opened:
+        assert {epsilon for epsilon, _ in run_json["lifetimes"]} == {*opened.account(IDS).epsilon.tolist()}
     assert run["run"].startswith("people-1-")
     for file in files(Path("runs")):
         assert not re.search(rb"zz\d|sqlite:", (Path("runs") / file).read_bytes()), file
@@ -369,7 +371,7 @@ def test_a_run_states_its_registry_and_no_url(people):
         report = json.loads(Path(f"runs/people-1/{name}").read_text())
         assert report["registry"] == shown()["registry"]
         assert shown()["registry"] in report["guarantee"]
-        assert "level" in " ".join(report["summary"])
+        assert "one lifetime budget there" in " ".join(report["summary"])
         assert "None of it was charged" in " ".join(report["summary"])
 
 

@@ -382,7 +382,7 @@ def test_many_budgets_suppress_nothing_unless_one_is_rare(tmp_path, smallest):
 def test_a_row_for_release_has_these_keys_and_no_other(tmp_path):
     path = make_run(tmp_path / "run", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
     fields = "label tier epsilon at_least at_most delta records merged epsilon_spent charged right_guesses"
-    fields += " limits"
+    fields += " limits lifetime"
     for release in (True, False):
         for row in epsilons.report(path, release=release).to_dict()["groups"]:
             assert list(row) == fields.split()

@@ -11,11 +11,14 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, Risk, plan
+from epsilons.accounting import filter as filter_
 from epsilons.errors import RunError
-from epsilons.planning.risk_profile import right_of_promise
+from epsilons.planning.risk_profile import right_of_promise, right_over_lifetime
+from epsilons.registry import Accounts
 from epsilons.reporting import sheets
 from epsilons.reporting.load_run import load_run
 from program import CONFIG, change, epsilons, people
@@ -106,14 +109,29 @@ def test_a_tier_by_risk_has_the_odds_that_it_declares_also_if_nobody_holds_it(tm
 
 
 def test_a_run_of_a_registry_speaks_of_a_lifetime(tmp_path):
-    made = of(200, 300, 100)
-    guarantee = made.guarantee_of_run("chacha20", None, NEEDED["person"], "R1")
-    path = run(tmp_path / "run", made, registry={"id": "R1", "run": "a"}, guarantee=guarantee)
+    """With its odds, whatever the person used before, and whatever delta another one has."""
+    epsilon, delta = np.repeat([*TIERS.values()], [200, 300, 100]), np.full(600, 1e-4)
+    delta[0] = 1e-5
+    homes, nothing = filter_.home_orders(epsilon, delta), np.zeros((600, 16))
+    accounts = Accounts([*map(str, range(600))], np.arange(600), epsilon, delta, homes, nothing, np.zeros(600, bool))
+    budgets = accounts.budgets(0.25)
+    made = plan(budgets, Recipe(20, 50, 1.0), accountant="filter")
+    guarantee = made.guarantee_of_run("chacha20", None, "id", "R1")
+    stated = {"registry": {"id": "R1", "run": "a"}, "lifetimes": accounts.lifetimes(budgets.group), "person": "id"}
+    path = run(tmp_path / "run", made, metadata={"person": "id"}, guarantee=guarantee, **stated)
+    for number, (tier, epsilon) in enumerate(TIERS.items(), start=1):
+        right = right_over_lifetime(epsilon, 1e-4)
+        assert right == 100 or f"at most {right} of 100" in pages(path)[f"{number}-{tier}.en.html"]
     english, german = pages(path)["1-strict.en.html"], pages(path)["1-strict.de.html"]
     for words in ("for your whole life", "no new project uses", "all our projects together", "stays used up"):
         assert words in english
     assert "one project" not in english
     assert "Ihr Leben lang" in german
+    other = run(
+        tmp_path / "other", made, metadata={"person": "id", "tiers": {"none": 7.0}}, guarantee=guarantee, **stated
+    )
+    with pytest.raises(RunError, match="tiers are not those of the registry"):
+        sheets.save_sheets(other, tmp_path / "none")
 
 
 @pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")

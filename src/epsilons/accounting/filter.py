@@ -63,9 +63,7 @@ def offsets(delta: npt.ArrayLike, home: npt.ArrayLike) -> FloatArray:
     home   (people,) from `home_orders`
     """
     homes = np.atleast_1d(np.asarray(home, dtype=np.int64))
-    weights = np.full((len(homes), len(ORDERS)), (1 - HOME_WEIGHT) / (len(ORDERS) - 1))
-    weights[np.arange(len(homes)), homes] = HOME_WEIGHT
-    return conversion(weights * np.broadcast_to(np.asarray(delta, dtype=np.float64), homes.shape)[:, None])
+    return conversion(_weights(homes) * np.broadcast_to(np.asarray(delta, dtype=np.float64), homes.shape)[:, None])
 
 
 def lifetime_deltas(epsilon: float, delta: float, at: npt.ArrayLike) -> FloatArray:
@@ -80,16 +78,18 @@ def lifetime_deltas(epsilon: float, delta: float, at: npt.ArrayLike) -> FloatArr
     >>> lifetime_deltas(1.0, 1e-5, [1.0, 0.95, 0.9]).round(5).tolist()
     [1e-05, 0.00104, 0.12028]
     """
-    below = epsilon - np.asarray(at, dtype=np.float64)[:, None]
-    worst = np.zeros(len(below))
-    for home in range(len(ORDERS)):
-        weights = np.full(len(ORDERS), (1 - HOME_WEIGHT) / (len(ORDERS) - 1))
-        weights[home] = HOME_WEIGHT
-        usable = conversion(weights * delta) < epsilon
-        with np.errstate(over="ignore"):
-            parts = weights * delta * np.exp(np.maximum(below, 0.0) * (ORDERS - 1))
-        worst = np.maximum(worst, parts @ usable)
-    return np.minimum(worst, 1.0)
+    weighted = delta * _weights(np.arange(len(ORDERS)))  # (home orders, orders)
+    usable = np.where(conversion(weighted) < epsilon, weighted, 0.0)
+    exponents = np.maximum(epsilon - np.asarray(at, dtype=np.float64)[:, None], 0.0) * (ORDERS - 1)
+    deltas = np.exp(np.minimum(exponents, 700.0)) @ usable.T
+    return np.asarray(np.minimum(deltas.max(axis=1), 1.0), dtype=np.float64)
+
+
+def _weights(homes: IntArray) -> FloatArray:
+    """(people, orders) the part of delta that each order may use. homes: (people,) from `home_orders`"""
+    weights = np.full((len(homes), len(ORDERS)), (1 - HOME_WEIGHT) / (len(ORDERS) - 1))
+    weights[np.arange(len(homes)), homes] = HOME_WEIGHT
+    return weights
 
 
 def epsilon(history: Sequence[SampledGaussian], delta: float, start: npt.ArrayLike | None = None) -> float:

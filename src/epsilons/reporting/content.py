@@ -35,6 +35,7 @@ SCHEMA = 2
 
 #: Names of models, losses, optimizers and versions that may be released; anything else might be a path or a note.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,39}")
+_SOLVED = ("epsilon_spent", "curve", "phases")  # what depends on all budgets together
 #: Fields of a row that are shown: by name, so that a new one is not published by accident.
 _OF_ROW = ("label", "tier", "epsilon", "at_least", "at_most", "delta", "records", "merged")
 _VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting")  # the last in older runs only
@@ -168,18 +169,12 @@ class Content:
 def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
-    charged = settings.registry_id is not None
-    tiers = lifetimes.tiers_of(record, release) if charged else ()
-    shown = tuple(row for row, _ in tiers) or disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
-    is_suppressed = release and (charged or disclosure.has_small_cells(plan.groups))
+    shown, groups, hidden = _rows(record, release)
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
-    groups = tuple(_of_tier(*one) for one in tiers) or _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
-    if is_suppressed:
-        why = disclosure.LIFETIME_SUPPRESSED if charged else disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
-        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases", *(["used"] if charged else [])), why)
+    suppressed |= hidden
     if release:
         suppressed["hashes"] = disclosure.HASHES_SUPPRESSED
     promised = plan.guarantee_of_run(
@@ -195,9 +190,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         simulated=settings.metadata.simulated,
         key_left=record.key_left,
         summary=(
-            sentences.lifetime_promise(plan, shown)
-            if charged
-            else sentences.promise(plan, shown, settings.subset_records),
+            sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
             *_conditions(settings, runs, audited),
             sentences.kept(plan.unit, is_seeded, record.is_bound, stated.read_off, stated.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
@@ -208,7 +201,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
-        joined=population.joined(settings.metadata.consent, release, charged),
+        joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
         publish=what_to_publish(record, release, stated, audited),
         origins=stated,
         audited=audited,
@@ -218,14 +211,29 @@ def make_content(record: RunRecord, release: bool) -> Content:
         accuracy=accuracy,
         balanced=settings.training.balance is not None,
         guarantee=promised if release else settings.guarantee or promised,
-        not_covered=sentences.not_covered(plan, is_private, is_seeded, is_suppressed, stated.read_off),
-        made_with=_made_with(record, release, is_suppressed),
+        not_covered=sentences.not_covered(plan, is_private, is_seeded, bool(hidden), stated.read_off),
+        made_with=_made_with(record, release, bool(hidden)),
         versions=_versions(settings.versions, release),
         hashes=_hashes(record, release),
         suppressed=suppressed,
-        **({} if is_suppressed else _solved(plan, lifetimes.labels(record) if charged else None)),
+        **({} if hidden else _solved(plan, lifetimes.labels(record))),
         **({} if release else _internal(record)),
     )
+
+
+def _rows(
+    record: RunRecord, release: bool
+) -> tuple[tuple[disclosure.DisplayRow, ...], tuple[Group, ...], dict[str, str]]:
+    """The rows, what the report says of them, and why it leaves out what was solved from all budgets together."""
+    plan = record.plan
+    if record.settings.registry_id is not None:
+        tiers = lifetimes.tiers_of(record, release)
+        hidden = dict.fromkeys((*_SOLVED, "used"), disclosure.LIFETIME_SUPPRESSED) if release else {}
+        return tuple(row for row, _ in tiers), tuple(_of_tier(*one) for one in tiers), hidden
+    shown = disclosure.display_rows(plan.groups, record.settings.metadata.tiers, release)
+    is_suppressed = release and disclosure.has_small_cells(plan.groups)
+    why = disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
+    return shown, _groups(record, shown, is_suppressed), dict.fromkeys(_SOLVED, why) if is_suppressed else {}
 
 
 def _solved(plan: Plan, labels: Sequence[str] | None) -> dict[str, Any]:
@@ -244,9 +252,7 @@ def _internal(record: RunRecord) -> dict[str, Any]:
         "left_out": population.left_out(settings.metadata.left_out),
         "roster_runs": population.roster_runs(settings.counted, settings.registry_id),
         "membership": record.membership,
-        "declared_shares": []
-        if settings.registry_id
-        else population.declared_shares(record.plan, settings.training.balance),
+        "declared_shares": population.declared_shares(record.plan, settings.training.balance),
         "config": settings.metadata.config,
     }
 

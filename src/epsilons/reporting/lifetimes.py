@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..accounting import filter as weighted_orders
+from ..accounting.filter import ORDERS, offsets, sums
 from ..accounting.profile import Profile
 from ..core.disclosure import DisplayRow, display_rows, tier_of
-from ..core.mechanism import FloatArray, Groups, IntArray
-from ..planning import Plan, risk_profile
+from ..core.mechanism import FloatArray, Groups
+from ..planning import risk_profile
 from .load_run import RunRecord
 
 Range = tuple[float, float]
+_NONE = slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -45,45 +46,40 @@ class Lifetime:
 def tiers_of(record: RunRecord, release: bool) -> tuple[tuple[DisplayRow, Lifetime], ...]:
     """Rows of people with one lifetime budget, strictest first, whose `groups` are none of the plan's.
 
-    One row without a promise if the run does not say what the lifetime budgets are, or, for release, if fewer than half
-    of the people hold a budget that the run declared as a tier.
+    One row without a promise if the run does not say what the lifetime budgets are, or, for release, if no more than
+    half of the people hold a budget that the run declared as a tier.
     """
-    plan, stated = record.plan, record.settings.lifetimes
-    names = record.settings.metadata.tiers or {}
-    rows: tuple[tuple[DisplayRow, Lifetime], ...] = ()
-    if stated:
-        epsilons = np.array([epsilon for epsilon, _ in stated])
-        rows = _declared(plan, epsilons, names) if release else _held(plan, epsilons, names, _used(plan, stated))
-    return rows or ((DisplayRow("all", None, None, None, None, None, None, slice(0, 0)), Lifetime()),)
+    rows: list[tuple[DisplayRow, Lifetime]] = []
+    if record.settings.lifetimes:
+        rows = (_declared if release else _held)(record, record.settings.metadata.tiers or {})
+    return tuple(rows) or ((DisplayRow("all", None, None, None, None, None, None, _NONE), Lifetime()),)
 
 
 def labels(record: RunRecord) -> list[str] | None:
-    """Names of the plan's groups: their lifetime budget, and what was used of it before. None for other runs."""
-    if record.settings.registry_id is None or not record.settings.lifetimes:
+    """Names of the plan's groups: their lifetime budget, and what was used of it before. None if not recorded."""
+    if not record.settings.lifetimes:
         return None
-    before, _ = _used(record.plan, record.settings.lifetimes).T
-    stated = zip(record.settings.lifetimes, before, strict=True)
-    return [f"{epsilon:.5g}, {used:.1%} used before" for (epsilon, _), used in stated]
+    epsilons, used = _accounts(record)
+    return [f"{epsilon:.5g}, {before:.1%} used before" for epsilon, (before, _) in zip(epsilons, used, strict=True)]
 
 
-def _used(plan: Plan, stated: list[list[float]]) -> FloatArray:
-    """(groups, 2) the parts of their lifetime budgets that people used before, and will have after, all steps."""
+def _accounts(record: RunRecord) -> tuple[FloatArray, FloatArray]:
+    """(groups,) lifetime epsilons, and (groups, 2) their parts used before, and after all steps; groups of the plan."""
+    plan, (epsilons, orders) = record.plan, np.array(record.settings.lifetimes).T
     assert plan.groups.starts is not None
-    epsilons, homes = np.array(stated).T
-    home, rows, phases = np.searchsorted(weighted_orders.ORDERS, homes), np.arange(len(homes)), plan.phases
-    rates, noises = np.array([(phase.sample_rate, phase.noise_multiplier) for phase in phases]).swapaxes(0, 1)
-    costs = weighted_orders.sums(rates, noises, [phase.steps for phase in phases], len(rows))
-    offsets = weighted_orders.offsets(plan.delta, home)[rows, home]
-    before = plan.groups.starts[rows, home] - offsets
-    nats, capacity = np.stack([before, before + costs[rows, home]], axis=1), (epsilons - offsets)[:, None]
+    at_home = np.arange(len(orders)), np.searchsorted(ORDERS, orders)
+    table = np.array([(phase.sample_rate, phase.noise_multiplier) for phase in plan.phases])
+    costs = sums(table[:, 0], table[:, 1], [phase.steps for phase in plan.phases], len(orders))
+    begin = offsets(plan.delta, at_home[1])[at_home]
+    before = plan.groups.starts[at_home] - begin
+    nats, capacity = np.stack([before, before + costs[at_home]], axis=1), (epsilons - begin)[:, None]
     parts = np.divide(nats, capacity, out=np.ones_like(nats), where=capacity > 0)
-    return np.asarray(np.clip(parts, 0.0, 1.0))
+    return epsilons, np.clip(parts, 0.0, 1.0)
 
 
-def _held(
-    plan: Plan, epsilons: FloatArray, names: Mapping[str, float], used: FloatArray
-) -> tuple[tuple[DisplayRow, Lifetime], ...]:
+def _held(record: RunRecord, names: Mapping[str, float]) -> list[tuple[DisplayRow, Lifetime]]:
     """The budgets that people hold, for internal use."""
+    plan, (epsilons, used) = record.plan, _accounts(record)
     budgets, tier = np.unique(np.stack([epsilons, plan.delta], axis=1), axis=0, return_inverse=True)
     tier = tier.reshape(-1)
     counts = np.bincount(tier, plan.counts).astype(np.int64)
@@ -91,37 +87,25 @@ def _held(
     for row in display_rows(Groups(budgets[:, 0], budgets[:, 1], counts), names, release=False):
         groups = np.flatnonzero((tier >= row.groups.start) & (tier < row.groups.stop))
         before, after = used[groups].T
-        promised = risk_profile.right_over_lifetime(*budgets[row.groups].max(axis=0))
-        lifetime = Lifetime(
-            promised,
-            min(promised, _right_from_run(plan, groups)),
-            _range(before),
-            _range(after - before),
-            _range(1 - after),
-        )
-        rows.append((replace(row, groups=slice(0, 0)), lifetime))
-    return tuple(rows)
+        right = risk_profile.right_over_lifetime(*budgets[row.groups].max(axis=0))
+        alone = risk_profile.right_of_advantage(Profile(risk_profile.dominating(plan, groups)).advantage)
+        parts = ((float(one.min()), float(one.max())) for one in (before, after - before, 1 - after))
+        rows.append((replace(row, groups=_NONE), Lifetime(right, min(right, alone), *parts)))
+    return rows
 
 
-def _right_from_run(plan: Plan, groups: IntArray) -> int:
-    return risk_profile.right_of_advantage(Profile(risk_profile.dominating(plan, groups)).advantage)
-
-
-def _range(parts: FloatArray) -> Range:
-    return float(parts.min()), float(parts.max())
-
-
-def _declared(plan: Plan, epsilons: FloatArray, names: Mapping[str, float]) -> tuple[tuple[DisplayRow, Lifetime], ...]:
+def _declared(record: RunRecord, names: Mapping[str, float]) -> list[tuple[DisplayRow, Lifetime]]:
     """The declared tiers, with the delta of most people: no single person decides what is shown."""
+    plan, epsilons = record.plan, [epsilon for epsilon, _ in record.settings.lifetimes]
     deltas, which = np.unique(plan.delta, return_inverse=True)
     delta = float(deltas[np.bincount(which.reshape(-1), plan.counts).argmax()])
-    hold = np.isin(epsilons, list(names.values())) & (plan.delta == delta)
-    if 2 * plan.counts[hold].sum() <= plan.records:
-        return ()
-    return tuple(
+    held = np.isin(epsilons, list(names.values())) & (plan.delta == delta)
+    if 2 * plan.counts[held].sum() <= plan.records:
+        return []
+    return [
         (
-            DisplayRow(f"{epsilon:.5g}", tier_of(names, epsilon), epsilon, epsilon, epsilon, delta, None, slice(0, 0)),
+            DisplayRow(f"{epsilon:.5g}", tier_of(names, epsilon), epsilon, epsilon, epsilon, delta, None, _NONE),
             Lifetime(risk_profile.right_over_lifetime(epsilon, delta)),
         )
         for epsilon in sorted(set(names.values()))
-    )
+    ]

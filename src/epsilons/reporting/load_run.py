@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from .._version import __version__
 from ..accounting import Accountant
-from ..accounting.filter import ORDERS, offsets
 from ..core.files import sha256_of
 from ..errors import RunError
 from ..ledger.account import read
@@ -72,7 +70,6 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
     _check_slot(settings.plan_slot, plan, folder)
-    _check_lifetimes(settings.lifetimes, plan, folder)
     return RunRecord(
         path=folder.path,
         plan=plan,
@@ -141,22 +138,6 @@ def _check_slot(slot: PlanSlot | None, plan: Plan, folder: RunFolder) -> None:
         raise RunError(
             f"{folder.settings} contradicts {folder.plan.name}: it does not say which of the plan's {plan.runs:,} runs "
             "this is. The file was edited, or belongs to another run. Restore it."
-        )
-
-
-def _check_lifetimes(stated: list[list[float]], plan: Plan, folder: RunFolder) -> None:
-    """The plan must have been possible with these lifetime epsilons and home orders, one pair for each group."""
-    if not stated:
-        return
-    starts, (epsilons, orders) = plan.groups.starts, np.array(stated).T
-    is_possible = False
-    if starts is not None and len(stated) == len(starts) and np.isin(orders, ORDERS).all():
-        spent = starts - offsets(plan.delta, np.searchsorted(ORDERS, orders))
-        is_possible = bool((spent > -1e-9).all() and (plan.epsilons <= epsilons * (1 + 1e-9)).all())
-    if not is_possible:
-        raise RunError(
-            f"{folder.settings} contradicts {folder.plan.name}: its lifetime budgets are not those of the plan. The "
-            "file was edited, or belongs to another run. Restore it."
         )
 
 

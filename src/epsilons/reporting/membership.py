@@ -179,9 +179,11 @@ LIMITS = (
     "more, up to the certified curve, and single records may be more exposed than their group. It does not notice "
     "missing noise: an attacker who sees only the model may learn little without noise, too. epsilons audit tests that."
 )
-OF_PERSONS = (
-    "A person is in or out of a shadow with all of their rows. The attacker has these rows and uses the mean over them."
-)
+OF_UNIT: dict[Unit, str] = {
+    "record": "",
+    "person": "A person is in or out of a shadow with all of their rows. The attacker has these rows, and uses the "
+    "mean over them.",
+}
 ONE_OF = (
     "The plan is for {runs:,} runs, and this is about one of them: what is certified here is that of one run. Who sees "
     "the models of all runs may learn more, up to what the plan certifies for all."
@@ -409,10 +411,10 @@ class MembershipResult:
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
-            OF_PERSONS if self.unit == "person" else "",
+            OF_UNIT[self.unit],
             LIMITS,
         ]
-        return *(of_unit(line, self.unit) for line in lines if line), self.not_covered
+        return *(of_unit(line, self.unit) for line in filter(None, lines)), self.not_covered
 
     def _of_declared(self) -> str:
         """Where tiers declare risks: whether every measured point lies below them."""

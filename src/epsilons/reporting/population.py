@@ -9,13 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.disclosure import (
-    PRIVATE_SUPPRESSED,
-    SMALL_SUPPRESSED,
-    SMALLEST_SHOWN,
-    DisplayRow,
-    at_least,
-)
+from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, at_least
 from ..ledger import plan_folder
 from ..ledger.run_json import EvalData, MetricsRow, RunSettings
 from ..planning import Plan
@@ -337,12 +331,7 @@ def last_evaluation(
     if release and not is_public:
         return None, {"accuracy": PRIVATE_SUPPRESSED}
     overall, classes = _overall(last, eval_data.records), _classes(last, eval_data.classes)
-    suppressed: dict[str, str] = {}
-    per_group = last.per_group
-    if per_group and record.settings.registry_id:
-        per_group, suppressed["accuracy_per_group"] = None, _OF_LEVELS
-    groups, by_class = _groups(per_group, rows), last.per_class_group if per_group else None
-    cells = tuple(_groups(of_class, rows) for of_class in by_class or ())
+    groups, cells, suppressed = _by_group(last, rows, record.settings.registry_id is not None)
     if release:
         if _is_small(overall, [overall]):
             return None, {"accuracy": SMALL_SUPPRESSED}
@@ -361,6 +350,15 @@ def last_evaluation(
         last.step, data, declared, last.loss, overall, classes, groups, balanced, majority, auc, Errors.of(last), cells
     )
     return found, suppressed
+
+
+def _by_group(
+    last: MetricsRow, rows: Sequence[DisplayRow], charged: bool
+) -> tuple[tuple[Accuracy, ...], tuple[tuple[Accuracy, ...], ...], dict[str, str]]:
+    """Groups, cells, and why they are not shown: those of a run that is charged to a registry are no rows."""
+    if charged or not last.per_group:
+        return (), (), {"accuracy_per_group": _OF_LEVELS} if last.per_group else {}
+    return _groups(last.per_group, rows), tuple(_groups(of_class, rows) for of_class in last.per_class_group or ()), {}
 
 
 def _is_small(total: Accuracy, cells: Sequence[Accuracy]) -> bool:
@@ -398,7 +396,7 @@ def declared_shares(plan: Plan, balance: Sequence[Sequence[float]] | None) -> li
 
     balance  for each group, how its people divide into classes, as it was declared for the balanced loss
     """
-    if len(balance or ()) != len(plan.groups):
+    if len(balance or ()) != len(plan.groups) or plan.groups.starts is not None:  # groups on accounts are no rows
         return []
     rows = np.array(balance)
     people = plan.counts[:, None] * rows / rows.sum(axis=1, keepdims=True)

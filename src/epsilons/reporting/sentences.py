@@ -25,8 +25,14 @@ AUDITED_ON = {
 }
 
 
-def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -> str:
-    """The budgets that the records were promised; subset: how many of them this run trained on, if not all."""
+def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, registry: str | None = None) -> str:
+    """The budgets that the records were promised.
+
+    subset    how many of them this run trained on, if not all
+    registry  id of the registry that the run is charged to; the budgets are then for lifetimes
+    """
+    if registry is not None:
+        return _lifetime_promise(plan, rows)
     merged = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
@@ -43,7 +49,7 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -
     return of_unit(f"{first} Of these records, {_promises(rows)}.", plan.unit)
 
 
-def lifetime_promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
+def _lifetime_promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
     """The lifetime budgets of the people of a run that is charged to a registry."""
     size = f"{plan.records:,}" if plan.records >= SMALLEST_SHOWN else f"fewer than {SMALLEST_SHOWN}"
     first = (

@@ -83,13 +83,7 @@ def attack(
         raise InputError("resume and keep_scores need folder=, the folder of the attack.")
     make = optimizer_maker(asked.optimizer, asked.lr, asked.momentum)
     loss = asked.loss
-    given = dataset if isinstance(dataset, Records) else Records(dataset)
-    inputs, targets = _records(given.data, "records")
-    persons = persons_of(budgets, len(inputs), given.persons, given.rows_per_person)
-    by_person = slice(None) if persons.person is None else np.argsort(persons.person, kind="stable")
-    owner = None if persons.person is None else persons.person[by_person]
-    if owner is not None and np.array_equal(owner, np.arange(len(budgets))):
-        owner = None  # one row each, so they are drawn and clipped as records are
+    inputs, targets, owner, rows_per_person = _owned(dataset, budgets)
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
     reason = reason if owner is None else "A stack clips each row by itself, and persons have several or none."
     method, why = _method(asked.method, reason)
@@ -97,17 +91,17 @@ def attack(
         model=copy.deepcopy(model),
         optimizer=make,
         loss=loss,
-        inputs=inputs[by_person],
-        targets=targets[by_person],
+        inputs=inputs,
+        targets=targets,
         plan=shadow_plan(plan, len(budgets)),
-        budgets=budgets.without_ids() if budgets.unit == "person" else budgets,
+        budgets=budgets.without_ids(),
         population=None if population is None else _records(population, "population"),
         seed=int(asked.seed),
         method=method,
         performance=asked.performance or Performance(),
         device=_device(asked.device),
         owner=owner,
-        rows_per_person=persons.rows_per_person,
+        rows_per_person=rows_per_person,
     )
     _check_model(setting)
     _warn_of_known_population(setting)
@@ -117,7 +111,7 @@ def attack(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": plan.steps,
         **({"runs": plan.runs} if plan.runs > 1 else {}),
-        **({"unit": plan.unit} if plan.unit == "person" else {}),
+        "unit": plan.unit,
         "method": method,
         "why": why,
         "seed": setting.seed,
@@ -185,6 +179,21 @@ def _records(data: Any, what: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             f"shape {targets.shape}."
         )
     return inputs, targets.astype(np.int64)
+
+
+def _owned(
+    dataset: Any, budgets: Budgets
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64] | None, int]:
+    """Inputs and classes by person; the person of each row, None if each has one row; rows in a draw, at most."""
+    given = dataset if isinstance(dataset, Records) else Records(dataset)
+    inputs, targets = _records(given.data, "records")
+    persons = persons_of(budgets, len(inputs), given.persons, given.rows_per_person)
+    if persons.person is None:
+        return inputs, targets, None, 1
+    order = np.argsort(persons.person, kind="stable")
+    owner, inputs, targets = persons.person[order], inputs[order], targets[order]
+    has_one_each = np.array_equal(owner, np.arange(len(budgets)))
+    return inputs, targets, None if has_one_each else owner, persons.rows_per_person
 
 
 def _warn_of_known_population(setting: ShadowSetting) -> None:
