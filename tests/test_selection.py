@@ -26,7 +26,7 @@ from epsilons.errors import EpsilonsError, InputError, PlanError, RunError
 from epsilons.ledger.account import read_charges
 from epsilons.planning import risk
 from epsilons.planning.advice import tuning_costs
-from epsilons.training import tuning
+from epsilons.training.fitting import tuning
 from program import CONFIG, people
 from program import epsilons as command_line
 from small_runs import CLASSES, FEATURES, a_model

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     )
     from .training.fitting.fit_loop import Run
     from .training.fitting.losses import balanced_loss, class_counts
+    from .training.fitting.tuning import Tuned, tune
     from .training.predicting import Predictions, Predictor
-    from .training.tuning import Tuned, tune
 
 #: Module -> names, loaded on first use: planning needs no torch, `epsilons --help` not even numpy.
 _LAZY = {
@@ -73,7 +73,7 @@ _LAZY = {
     ".training.fitting.fit_loop": ("Run",),
     ".training.fitting.losses": ("balanced_loss", "class_counts"),
     ".training.predicting": ("Predictions", "Predictor"),
-    ".training.tuning": ("Tuned", "tune"),
+    ".training.fitting.tuning": ("Tuned", "tune"),
 }
 _MODULES = {name: f".{name}" for name in ("accounting", "budgets", "core", "data", "planning", "tabular")}
 _MODULES["features"] = ".training.features"

@@ -44,7 +44,7 @@ COMMANDS = {
         "train",
         "Train under individual budgets: on your data, by a config, or on the digits as a demonstration.",
     ),
-    "tune": ("tune", "Try settings within the budgets: make a secret number of runs, and keep the best."),
+    "tune": ("train", "Try settings within the budgets: make a secret number of runs, and keep the best."),
     "report": (
         "results",
         "Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.",

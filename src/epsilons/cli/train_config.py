@@ -32,12 +32,13 @@ from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
-from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, tuning, values
+from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
 from ..training.distributed import check_alone, launched_processes, process_group
+from ..training.fitting import tuning
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from ..training.fitting.losses import class_counts
-from ..training.tuning import Tuned
+from ..training.fitting.tuning import Tuned
 from . import Interrupted, Terminated, Termination
 from .init import describe
 from .options import console, show_plan, show_table

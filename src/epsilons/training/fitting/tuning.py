@@ -23,17 +23,17 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ..accounting.calibration import noises_for
-from ..budgets.budgets import Budgets
-from ..core.files import FolderLock, sync_folder, write_json
-from ..draws import fingerprints
-from ..draws.randomness import COIN_BITS, Randomness
-from ..errors import InputError, PlanError, RunError
-from ..ledger.account import read_account
-from ..ledger.plan_folder import PlanFolder
-from ..ledger.run_folder import RunFolder
-from ..planning import Plan
-from . import values
+from ...accounting.calibration import noises_for
+from ...budgets.budgets import Budgets
+from ...core.files import FolderLock, sync_folder, write_json
+from ...draws import fingerprints
+from ...draws.randomness import COIN_BITS, Randomness
+from ...errors import InputError, PlanError, RunError
+from ...ledger.account import read_account
+from ...ledger.plan_folder import PlanFolder
+from ...ledger.run_folder import RunFolder
+from ...planning import Plan
+from .. import values
 
 Candidate = TypeVar("Candidate")
 #: train(candidate, plan, folder): make one run under the plan, in the folder, and return the trained model.
