@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
 from epsilons import Budgets, SampledGaussian
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InfeasibleBudgetError, InputError, PlanError, RunError
+from epsilons.opacus import PrivacyEngine
 from epsilons.planning import balance
+from epsilons.planning.risk_profile import dominating
+from epsilons.reporting.plan_words import curve_of
 from epsilons.training.fitting.losses import balanced_loss
 from options import fit_flat
 from program import CONFIG, change, people
@@ -321,6 +325,35 @@ def test_a_count_of_classes_is_one_gaussian_mechanism_more_in_each_run(accountan
         epsilons.plan(COUNTED, recipe, accountant=accountant, class_noise=2.0)
 
 
+def test_what_others_compute_of_a_plan_with_counts_includes_them():
+    recipe = epsilons.Recipe(steps=4, batch_size=40, clip_norm=1.0)
+    plan = epsilons.plan(COUNTED, recipe, accountant="rdp", class_noise=15.0)
+    count = SampledGaussian(1.0, 15.0, 1)
+    assert dominating(plan, np.array([0, 1]))[-1] == count
+    assert [line.epsilon_spent[0] for line in curve_of(plan).lines] == plan.spent_after([0]).tolist()
+    assert "noise of 15 people" in str(plan)
+    model = torch.nn.Linear(3, 2)
+    engine = PrivacyEngine(accountant="rdp")
+    data = DataLoader(TensorDataset(torch.randn(400, 3), torch.arange(400) % 2), batch_size=40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=data,
+        target_epsilon=COUNTED,
+        target_delta=None,
+        epochs=0.4,  # four steps of a tenth
+        max_grad_norm=1.0,
+        plan=plan,
+    )
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    steps = plan.phases[0].history(1)
+    assert engine.get_epsilon(1e-4) == pytest.approx(ACCOUNTANTS["rdp"]([steps, count], 1e-4))
+
+
 def test_a_plan_with_counts_is_saved_and_read(tmp_path):
     plan = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp", class_noise=15.0)
     assert epsilons.Plan.load(plan.save(tmp_path / "plan.json")) == plan
@@ -353,6 +386,8 @@ def test_classes_are_counted_once_with_the_noise_that_was_charged(tmp_path):
     with pytest.raises(RunError, match="another plan"):
         epsilons.class_counts(other, labels, COUNTED, tmp_path / "0.json", classes=2)
     free = epsilons.plan(COUNTED, epsilons.Recipe(3, 40, 1.0), accountant="rdp")
+    with pytest.raises(InputError):
+        epsilons.class_counts(plan, labels, COUNTED, tmp_path / "wrong.json", classes=2, persons=np.arange(400) - 1)
     for made, given, classes in ((free, labels, 2), (plan, labels[:7], 2), (plan, labels, 1), (plan, labels / 2, 2)):
         with pytest.raises(epsilons.EpsilonsError):
             epsilons.class_counts(made, given, COUNTED, tmp_path / "wrong.json", classes=classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,10 +23,12 @@ import epsilons
 from epsilons import Budgets, Plan, PlanFolder, Recipe, SampledGaussian, Selection
 from epsilons.accounting import ACCOUNTANTS, noise_for, pld, rdp
 from epsilons.accounting.selection import LINES, ORDERS, Selected, SelectedProfile
+from epsilons.auditing.membership import attack
 from epsilons.errors import EpsilonsError, InputError, PlanError, RunError
 from epsilons.ledger.account import read_charges
 from epsilons.planning import risk
 from epsilons.planning.advice import tuning_costs
+from epsilons.planning.plan_file import sealed
 from epsilons.training.fitting import tuning
 from program import CONFIG, people
 from program import epsilons as command_line
@@ -347,6 +350,31 @@ def test_what_no_selection_takes_is_refused() -> None:
             wrong()
 
 
+def test_no_plan_is_both_a_selection_and_something_that_its_certificate_leaves_out(tmp_path: Path) -> None:
+    plan, select = a_plan(), BOTH[0]
+    by_risk = Budgets.by_risk({"all": epsilons.Risk(odds=60)}, tiers=["all"] * 120, tail=(3.0, 1e-4))
+    risky = epsilons.plan(by_risk, Recipe(3, 20.0, 1.0))
+    counted = epsilons.plan(people_of(120), Recipe(3, 20.0, 1.0), accountant="rdp", class_noise=30.0)
+    for other, added in (
+        (plan, {"class_noise": 30.0}),
+        (counted, {"select": select}),
+        (risky, {"select": select}),
+        (plan, {"runs": 2}),
+    ):
+        with pytest.raises(PlanError, match="A selection is certified"):
+            dataclasses.replace(other, **added)
+    written = plan.to_dict() | {"class_noise": 30.0}
+    (tmp_path / "both.json").write_text(json.dumps(sealed(written)))
+    with pytest.raises(PlanError):
+        Plan.load(tmp_path / "both.json")
+
+
+def test_a_selected_run_is_not_attacked_as_if_it_were_a_single_one() -> None:
+    data = torch.randn(120, FEATURES), torch.arange(120) % CLASSES
+    with pytest.raises(InputError, match="of_one_run"):
+        attack(a_model(), data, a_plan(), budgets=people_of(120), shadows=4)
+
+
 # -- The runs
 
 HELD_OUT = 40
@@ -587,6 +615,9 @@ def test_the_command_tries_a_grid_and_keeps_the_best(tmp_path: Path, monkeypatch
     assert (
         json.loads((tmp_path / "tuned/best/run.json").read_text())["training"]["lr"] == found["selected"]["training.lr"]
     )
+    several = command_line("tune", "people.toml", "--grid", "model.options.hidden=[4,3],[5]", "-o", "lists", "--json")
+    assert json.loads(several.out)["selected"]["model.options.hidden"] in ([4, 3], [5])
+    assert command_line(*asked, "--dry-run", "--json").code == 2
     refused = command_line("tune", "people.toml", "--grid", "batch_size=10,20")
     assert refused.code == 2
     assert "A plan depends on all others" in refused.err

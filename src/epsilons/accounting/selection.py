@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -181,25 +181,18 @@ class Selected:
 
 @dataclass(frozen=True, eq=False)
 class SelectedProfile(Profile):
-    """The privacy profile of the run that is released, converted from its Rényi divergences.
+    """The privacy profile of the run that is released, where every run goes through the history."""
 
-    select  the selection; None for a profile of one run alone
-    """
-
-    select: Selection | None = None
+    select: Selection = field(kw_only=True)
 
     @cached_property
     def epsilons(self) -> FloatArray:
-        if self.select is None:
-            return super().epsilons
         by_rdp = Selected(self.select, rdp.epsilon).epsilon_at(self.history, np.array(DELTAS))
         exact = np.array(DELTAS) / self.select.mean >= SMALLEST_DELTA
         by_rdp[exact] = Selected(self.select, pld.epsilon).epsilon_at(self.history, np.array(DELTAS)[exact])
         return by_rdp
 
     def _divergence(self, epsilons: FloatArray) -> FloatArray:
-        if self.select is None:
-            return super()._divergence(epsilons)
         # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). The bounds are for both directions alike.
         below = np.minimum(epsilons, 0.0)
         one = -np.expm1(below) + np.exp(below) * self._deltas(np.abs(epsilons))
@@ -211,7 +204,6 @@ class SelectedProfile(Profile):
         From (ε, δ), δ(ε′) is at most δ + (1 − δ)(e^ε − e^ε′)/(1 + e^ε) for ε′ ≤ ε (Kairouz, Oh and Viswanath, arXiv
         1311.0776v4, Theorem 2.1: the region of the rates of both errors).
         """
-        assert self.select is not None
         if not self._total.any():
             return np.zeros(len(epsilons))  # of a record that never takes part
         at = np.concatenate([epsilons, _AHEAD])
@@ -224,13 +216,16 @@ class SelectedProfile(Profile):
 
     @cached_property
     def _shift(self) -> float:
-        assert self.select is not None
         return self.select.shift(pld.divergences(self.history, LINES).max(axis=0))
 
     @cached_property
     def _total(self) -> FloatArray:
-        assert self.select is not None
         return _total(self.select, self.history)
+
+
+def profile_of(history: Sequence[SampledGaussian], select: Selection | None) -> Profile:
+    """The profile of this history, or of the run that is selected among runs that go through it."""
+    return Profile(history) if select is None else SelectedProfile(history, select=select)
 
 
 def _total(select: Selection, history: Sequence[SampledGaussian]) -> FloatArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,6 +203,8 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
     twice as much for ten runs, where ten runs that are all looked at need three times as much. Called again after an
     interruption, it goes on. SIGTERM ends it as it ends epsilons train --continue: a checkpoint, and exit code 75.
     """
+    if flags.dry_run and flags.as_json:
+        raise InputError("A dry run shows the plan. As JSON: epsilons plan CONFIG --select … --json.")
     settings = _settings(config, flags)
     candidates = {", ".join(f"{s.name} = {s.value}" for s in one): one for one in _grid(flags.grid)}
     configs = {name: read_config(config, [*settings, *one]) for name, one in candidates.items()}
@@ -220,6 +223,8 @@ def tune_command(flags: TuneFlags, config: Annotated[Path, typer.Argument(help="
         found = train_config.tune(config, prepared, configs, flags.output or Path("runs") / f"{config.stem}-tuned")
     if found.path is None:
         out.print("The number of runs was drawn as 0, so there is no model. This is a result like others, and charged.")
+        if flags.as_json:
+            print(json.dumps({"path": None, "selected": None, "score": None}, indent=1))
         return
     selected = list(candidates)[found.candidate or 0]
     out.print(f"Selected: {printable(selected)}")
@@ -252,5 +257,5 @@ def _grid(texts: Sequence[str]) -> list[tuple[Setting, ...]]:
                 f"--grid is written lr=0.1,1, for one of the keys {', '.join(KEYS)}.…; got {printable(text)!r}. A plan "
                 "depends on all others."
             )
-        axes.append(parse_settings([f"{name}={value}" for value in values.split(",")]))
+        axes.append(parse_settings([f"{name}={value}" for value in re.split(r",(?![^\[]*\])", values)]))
     return list(itertools.product(*axes))

@@ -7,8 +7,7 @@
 A run claims a slot before its first charge: it creates the file of the next number, which only one process can do, and
 makes it durable. A slot is never given back, because a run that was interrupted may have released something; if its run
 had not begun, the next run in the same folder goes on with it. It names the claim of its run, and only the folder with
-this claim can resume the run. A copy of the folder counts its own runs:
-copying cannot be detected.
+this claim can resume the run. A copy of the folder counts its own runs: copying cannot be detected.
 """
 
 from __future__ import annotations

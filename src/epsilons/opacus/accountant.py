@@ -146,7 +146,9 @@ class Accountant:
         if key not in self._known:
             histories = self._histories(steps)
             deltas = np.full(histories.rates.shape[1], float(delta))
-            self._known = {key: batch_epsilon(self._function, histories, deltas)}
+            plan = None if self._private is None else self._private.plan
+            function = self._function if plan is None else plan.certified_by(self._function)
+            self._known = {key: batch_epsilon(function, histories, deltas)}
         return self._known[key]
 
     def _histories(self, counted: Sequence[int]) -> Histories:

@@ -17,7 +17,7 @@ import numpy as np
 from .. import accounting
 from ..accounting import Accountant
 from ..accounting.calibration import noise_for, noises_for
-from ..accounting.selection import DISTRIBUTIONS, Selected, Selection
+from ..accounting.selection import DISTRIBUTIONS, MOST_RUNS, Selected, Selection
 from ..budgets.budgets import Budgets
 from ..core.disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit, risk_of
 from ..core.mechanism import IntArray, Repeated
@@ -166,10 +166,11 @@ def advise(
     *,
     runs: int = 1,
     select: Selection | None = None,
+    class_noise: float | None = None,
 ) -> Advice:
     """Uniform, exclude at several thresholds, Scale, Mix and Sample side by side.
 
-    runs, select  how many runs share the budgets, as for `plan`
+    runs, select, class_noise  as for `plan`: how many runs share the budgets, and whether they count classes
 
     Ways that cannot keep every promise, or leave too few records, are left out. Raises InfeasibleBudgetError if
     uniform cannot meet the strictest budget.
@@ -180,7 +181,8 @@ def advise(
     1.68
     """
     certify = accounting.accountant(accountant)
-    make = functools.partial(plan, budgets, recipe, accountant=certify, runs=runs, select=select)
+    shared = {"runs": runs, "select": select, "class_noise": class_noise}
+    make: Callable[..., Plan] = functools.partial(plan, budgets, recipe, accountant=certify, **shared)  # type: ignore[arg-type]
     uniform = make("uniform")
     candidates: list[tuple[str, Callable[[], Plan]]] = []
     thresholds = np.unique(budgets.epsilons)[1:]
@@ -210,7 +212,8 @@ def tuning_costs(budgets: Budgets, recipe: Recipe, accountant: Accountant, runs:
 
     {} for one run, and for budgets that no selection takes.
     """
-    if runs <= 1 or budgets.groups.terms.ndim > 1 or accountant not in (accounting.pld.epsilon, accounting.rdp.epsilon):
+    is_known = accountant in (accounting.pld.epsilon, accounting.rdp.epsilon)
+    if not (1 < runs <= MOST_RUNS and is_known and budgets.groups.terms.ndim == 1):
         return {}
     ways: dict[str, Accountant] = {"all runs released": Repeated(accountant, math.ceil(runs))}
     ways |= {str(one): Selected(one, accountant) for one in (Selection(name, runs) for name in DISTRIBUTIONS)}

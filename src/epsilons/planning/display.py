@@ -85,7 +85,7 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
 
     A plan with small cells has one note that says so, because counts may change with what one person chose.
     """
-    levels = (*levels_note(plan), *_score_note(plan))
+    levels = (*levels_note(plan), *_score_note(plan), *_count_note(plan))
     if has_small_cells(plan.groups):
         return of_unit(PLAN_SUPPRESSED, plan.unit), *levels
     rates = np.array([phase.sample_rate for phase in plan.phases])
@@ -111,6 +111,13 @@ def _score_note(plan: PlanNumbers) -> tuple[str, ...]:
         return ()
     of = "" if has_small_cells(plan.groups) else f" of {plan.score_noise.min():.1f} right answers"
     return (f"Each run's score on held-out {plan.unit}s gets noise{of}; strict tiers weigh less in it.",)
+
+
+def _count_note(plan: PlanNumbers) -> tuple[str, ...]:
+    """What is charged beside the steps."""
+    if plan.class_noise is None:
+        return ()
+    return (f"The classes in each tier may be counted once, with noise of {plan.class_noise:g} people: it is charged.",)
 
 
 def levels_note(plan: PlanNumbers) -> tuple[str, ...]:

@@ -246,11 +246,10 @@ class PlanNumbers:
             raise PlanError('Budgets by risk need accountant="pld"; others take tiers of (epsilon, delta) only.')
         check_runs(self.runs, self.steps)
         object.__setattr__(self, "runs", int(self.runs))
-        known = self.accountant in ("pld", "rdp")
-        if self.select is not None and not (known and self.runs == 1 and self.adjacency == ROSTER):
+        if self.select is not None and not self._may_select:
             raise PlanError(
-                'A selection is certified by "pld" or "rdp", counts its own runs, and needs a public roster: leave out '
-                "runs and public shares."
+                'A selection is certified by "pld" or "rdp", counts its own runs and no classes, and needs a public '
+                "roster and budgets of (epsilon, delta): no declared shares, budgets by risk or accounts of a registry."
             )
         if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
             raise PlanError(
@@ -297,11 +296,25 @@ class PlanNumbers:
         return self if self.runs == 1 and self.select is None else replace(self, runs=1, select=None)
 
     @property
+    def _may_select(self) -> bool:
+        is_plain = self.groups.starts is None and self.groups.limits is None and self.adjacency == ROSTER
+        return is_plain and self.runs == 1 and self.class_noise is None and self.accountant in ("pld", "rdp")
+
+    @property
     def certify(self) -> Accountant:
-        """The accountant of a run: with the counts of classes, and of a selection, of the run that is released."""
+        """The plan's own accountant, of all that is released beside the steps, too."""
+        return self.certified_by(self.accountant_fn)
+
+    def certified_by(self, accountant: Accountant) -> Accountant:
+        """This accountant with the counts of classes, or, of a selection, for the run that is released."""
         if self.class_noise is not None:
-            return Counted(self.accountant_fn, self.class_noise, self.runs)
-        return self.accountant_fn if self.select is None else Selected(self.select, self.accountant_fn)
+            return Counted(accountant, self.class_noise, self.runs)
+        return accountant if self.select is None else Selected(self.select, accountant)
+
+    @property
+    def beside(self) -> tuple[SampledGaussian, ...]:
+        """What a member of any group goes through in one run beside its steps: the counts of classes."""
+        return () if self.class_noise is None else (SampledGaussian(1.0, self.class_noise, 1),)
 
     @cached_property
     def score_noise(self) -> FloatArray:
@@ -421,9 +434,8 @@ class PlanNumbers:
 
     def history(self, group: int) -> tuple[SampledGaussian, ...]:
         """What a group goes through in all runs."""
-        phases = [phase.history(group) for phase in self.phases]
-        phases += [] if self.class_noise is None else [SampledGaussian(1.0, self.class_noise, 1)]
-        return tuple(replace(one, steps=self.runs * one.steps) for one in phases)
+        phases = (phase.history(group) for phase in self.phases)
+        return tuple(replace(one, steps=self.runs * one.steps) for one in (*phases, *self.beside))
 
     @cached_property
     def _certified(self) -> FloatArray:

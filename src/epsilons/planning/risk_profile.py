@@ -18,7 +18,7 @@ import numpy as np
 from ..accounting import filter as weighted_orders
 from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
-from ..accounting.selection import SelectedProfile
+from ..accounting.selection import profile_of
 from ..core.disclosure import DisplayRow, has_small_cells, risk_of
 from ..core.mechanism import FloatArray, IntArray, SampledGaussian
 from .display import Table, first_cells, number, promised, round_up, small_cell_rows
@@ -88,7 +88,7 @@ def right_guesses(plan: PlanNumbers, groups: Sequence[int] | IntArray | None = N
     for group in chosen:
         row = history(plan, group)
         if row not in known:
-            known[row] = right_of_advantage(SelectedProfile(row, select=plan.select).advantage)
+            known[row] = right_of_advantage(profile_of(row, plan.select).advantage)
     return np.array([known[history(plan, group)] for group in chosen], dtype=np.int64)
 
 
@@ -150,7 +150,7 @@ def dominating(plan: PlanNumbers, groups: IntArray) -> History:
         rate, noise = phase.sample_rate[groups], phase.noise_multiplier[groups]
         drawn = noise[rate > 0] if rate.any() else noise
         history.append(SampledGaussian(float(rate.max()), float(drawn.min()), phase.steps))
-    return tuple(history)
+    return (*history, *plan.beside)
 
 
 def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:
@@ -240,13 +240,13 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Gr
         )
     profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
-    def profile_of(*history: SampledGaussian) -> Profile:
-        return profiles.setdefault(history, SelectedProfile(history, select=plan.select))
+    def shared(*history: SampledGaussian) -> Profile:
+        return profiles.setdefault(history, profile_of(history, plan.select))
 
     risks = []
     for i, group in enumerate(chosen):
-        profile = profile_of(*history(plan, int(group)))
-        scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
+        profile = shared(*history(plan, int(group)))
+        scale = shared(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
         risks.append(
             GroupRisk(
                 epsilons=dict(zip(DELTAS, profile.epsilons.tolist(), strict=True)),

@@ -215,7 +215,7 @@ def _advice(plan: Plan) -> Advice:
     """All strategies for the plan's own groups."""
     budgets = Budgets.of_groups(plan.groups, plan.unit)
     recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
-    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs, select=plan.select)
+    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs, select=plan.select, class_noise=plan.class_noise)
 
 
 def _ways(plan: Plan, advice: Advice) -> list[_Way]:

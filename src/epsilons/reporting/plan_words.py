@@ -166,8 +166,7 @@ def curve_of(plan: Plan) -> Curve:
     """Upper bounds at as many steps as the plan's own spend curve has."""
     groups = _sampled_groups(plan, MOST_LINES)
     done = [0] * len(plan.phases)
-    begin = np.zeros(len(groups)) if plan.runs == 1 else plan.spent_after(done, groups)
-    steps, points = [0], [begin]
+    steps, points = [0], [plan.spent_after(done, groups)]
     for number, phase in enumerate(plan.phases):
         stride = -(-phase.steps // CURVE_POINTS)
         for step in [*range(stride, phase.steps, stride), phase.steps]:

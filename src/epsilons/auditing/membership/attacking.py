@@ -70,6 +70,11 @@ def attack(
     Raises InputError for settings that do not fit together, DataError or ModelError for data or a model that cannot be
     attacked, RunError for a folder that is occupied or holds an attack with other settings.
     """
+    if plan.select is not None:
+        raise InputError(
+            "Shadows are single runs, and a run that was selected may show more than a single one. To attack one run "
+            "of this selection: attack(…, plan.of_one_run)."
+        )
     if plan.groups.starts is not None:
         raise InputError(
             "These people have lifetime budgets in a registry. Shadows train on their records outside of every "

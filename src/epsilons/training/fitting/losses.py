@@ -121,7 +121,8 @@ def class_counts(
     if not path.exists():
         label = np.asarray(labels).reshape(-1)
         person = np.arange(len(budgets)) if persons is None else np.asarray(persons)
-        if len(person) != len(label) or person.max(initial=-1) >= len(budgets) or label.dtype.kind not in "iu":
+        is_person = (person >= 0) & (person < len(budgets))
+        if len(person) != len(label) or not is_person.all() or label.dtype.kind not in "iu":
             raise InputError("class_counts needs one whole number as label, and one person, for each record.")
         if label.min(initial=0) < 0 or label.max(initial=0) >= classes:
             raise InputError(f"Labels must be from 0 to {classes - 1}, the number of classes less 1.")
@@ -134,7 +135,7 @@ def class_counts(
         write_json(path, {"plan": plan.digest, "counts": rows})
     found = RunFolder.read_json(path)
     if found.get("plan") != plan.digest:
-        raise RunError(f"{path} holds counts under another plan. Each run has a file of its own.")
+        raise RunError(f"{path} holds counts under another plan. Each run has a file of its own: choose another.")
     return {float(epsilon): row for epsilon, row in found["counts"].items()}
 
 

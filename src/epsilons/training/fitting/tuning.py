@@ -192,7 +192,8 @@ def _digest(candidates: Sequence[Any], held_out: Budgets) -> str:
 def _check_made(run: RunFolder, plan: Plan, claim: str) -> None:
     """Raise RunError unless the run in this folder is the one that was asked for, and is finished."""
     account = read_account(run.ledger, plan) if run.ledger.is_file() else None
-    if account is None or account.closed is None or ((account.rests_on or {}).get("plan_slot") or {})["claim"] != claim:
+    slot = None if account is None or account.closed is None else (account.rests_on or {}).get("plan_slot")
+    if slot is None or slot["claim"] != claim:
         raise RunError(
             f"train(…) made no run in {run.path}, or did not finish it. Pass the plan and run_dir that it gets "
             "to `fit` or make_private."
