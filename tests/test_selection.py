@@ -317,6 +317,8 @@ def test_every_group_uses_up_its_budget_with_the_whole_selection(
     assert (np.array(scores) <= plan.epsilons).all()
     assert (np.array(scores) >= plan.epsilons * 0.999).all()
     odds = [one.advantage for one in risk(plan)]
+    exact = [SelectedProfile(plan.history(group), select=select).advantage for group in range(2)]
+    assert odds == pytest.approx(exact, rel=1e-9)
     assert all(0 < one < 1 or (one == 0 and spent == 0) for one, spent in zip(odds, plan.epsilon_spent(), strict=True))
 
 
