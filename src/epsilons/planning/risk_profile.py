@@ -114,7 +114,7 @@ def _promised(plan: PlanNumbers, row: DisplayRow) -> int | None:
 
 
 def right_of_tier(epsilon: float, delta: float, declared: Mapping[float, Sequence[float]]) -> int:
-    """The same for a tier, as it was declared: whoever else there is.
+    """The same for a tier, as it was declared, whatever other people chose.
 
     declared  {epsilon: limits}, as in `Groups`
 
