@@ -1,8 +1,8 @@
 """Sheets for the people in the data: one for each declared tier and language, without numbers but odds and dates.
 
 A sheet follows from what was declared (tiers, delta, [about]) and from the days of the training. It does not depend on
-any person's choice, so there is nothing in it that the rule of 20 must hide. Its odds are those of the promise: at least as high as
-those that a report computes from the plan. A language is one file in `languages/`.
+any person's choice, so there is nothing in it that the rule of 20 must hide. Its odds are those of the promise: at
+least as high as those that a report computes from the plan. A language is one file in `languages/`.
 """
 
 from __future__ import annotations
