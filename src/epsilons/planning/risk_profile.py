@@ -132,7 +132,7 @@ def right_over_lifetime(epsilon: float, delta: float) -> int:
     budget alone, so it is the same for people who were in many runs, and in none.
 
     >>> right_over_lifetime(1.0, 1e-5), right_of_promise(1.0, 1e-5)
-    (73, 74)
+    (72, 74)
     """
     points = epsilon * np.linspace(0.5, 1.0, 51)
     deltas = weighted_orders.lifetime_deltas(epsilon, delta, points)
