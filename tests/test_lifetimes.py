@@ -31,7 +31,7 @@ from epsilons.ledger.run_json import MetricsRow, RunSettings
 from epsilons.planning.risk_profile import right_of_advantage, right_of_promise, right_over_lifetime
 from epsilons.registry import Registry
 from epsilons.registry.accounts import Accounts
-from epsilons.reporting import html, releasing, sheets
+from epsilons.reporting import annex, html, releasing, sheets
 from epsilons.reporting.content import Content, make_content
 from epsilons.reporting.load_run import RunRecord
 
@@ -193,7 +193,7 @@ def determined(pair: Pair, published: Callable[[Accounts], Any]) -> bool:
 
 
 def artefacts(accounts: Accounts, path: Path) -> dict[str, Any]:
-    """All that may be published of a run but its weights: both forms of the report, card, guarantee, sheets."""
+    """All that may be published of a run but its weights: the report, card, guarantee, sheets, annexes."""
     record = record_of(accounts, path)
     content = make_content(record, release=True)
     model = model_file.ModelFile.model_validate(
@@ -205,6 +205,7 @@ def artefacts(accounts: Accounts, path: Path) -> dict[str, Any]:
         "card": releasing.card(content, model, "person", False),
         "guarantee": releasing.guarantee(content, model),
         "sheets": sheets_of(content, record),
+        "annexes": annex.annexes(record),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ epsilons report runs/first -o papers/first.html
 epsilons report runs/first --json | jq .status
 
 epsilons report runs/people-1 --for-people sheets    # sheets/1-strict.en.html, sheets/1-strict.de.html, …
+
+epsilons report runs/people-1 --annexes annexes      # annexes/gdpr.html, annexes/gdpr.json, annexes/nist.html, …
 """
 
 
@@ -30,6 +33,7 @@ def report_command(
     for_people: Annotated[
         Path | None, option("Write sheets for the people in the data into this folder instead.")
     ] = None,
+    annexes: Annotated[Path | None, option("Write annexes for officers into this folder instead.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's report: a page and its JSON for internal use, and a page and its JSON for release.
@@ -42,15 +46,17 @@ def report_command(
     chose, what it means in 100 guesses, what was done, how to withdraw. Read it before you hand it out: it speaks for
     you. What the config does not state of about.purpose, about.responsible and about.contact is left blank, to be
     written by hand.
+
+    --annexes writes, as pages and as JSON, a data protection impact assessment (GDPR), the topics of NIST SP 800-226, a
+    data sheet in the style of the AI Act, and an entry for the registry of deployments. They may leave the house, as
+    the files for release may. What the run does not answer is marked for the authors, who complete them.
     """
     from .. import reporting
 
-    if for_people is not None:
+    if for_people is not None or annexes is not None:
         if as_json or output is not None:
-            raise InputError("--for-people writes sheets, and no report; leave out --json and --output.")
-        from ..reporting.sheets import save_sheets
-
-        for file in save_sheets(run, for_people):
+            raise InputError("--for-people and --annexes write no report; leave out --json and --output.")
+        for file in _beside_the_report(run, for_people, annexes):
             console(quiet=quiet).print(printable(file), soft_wrap=True)
         return
     if as_json and output is not None:
@@ -75,6 +81,16 @@ def report_command(
         report.save(file)
         if not quiet:
             console().print(f"{printable(file)}  {description}", soft_wrap=True)
+
+
+def _beside_the_report(run: Path, for_people: Path | None, annexes: Path | None) -> Iterator[Path]:
+    """Write sheets and annexes."""
+    from ..reporting import annex, sheets
+
+    if for_people is not None:
+        yield from sheets.save_sheets(run, for_people)
+    if annexes is not None:
+        yield from annex.save_annexes(run, annexes)
 
 
 # -- `epsilons release`: the folder with a trained model that may be given away

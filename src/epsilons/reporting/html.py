@@ -141,6 +141,11 @@ def sheet_page(mark: str, language: str, right: int, texts: Mapping[str, Any], s
     return template.render(mark=Markup(mark), language=language, right=right, texts=texts, sections=sections)
 
 
+def annex_page(heads: Mapping[str, str], parts: Mapping[str, Any]) -> str:
+    """An annex. heads: title, form, note and date; parts: title -> answered questions"""
+    return _template("annex.html.jinja").render(heads=heads, parts=parts)
+
+
 @cache
 def _template(name: str) -> Template:
     return template(name, _FILTERS, autoescape=True, finalize=_without_control_characters)
