@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import trackers
 from epsilons import Budgets, Recipe, plan
 from epsilons.configs.config_file import read_config
 from epsilons.configs.config_training import TrainingSection
@@ -189,6 +190,22 @@ def test_tensorboard_shows_scores_and_the_spends_of_each_group(folder):
     assert spent == sorted(spent)
     assert 0 < spent[0] < spent[-1] <= 4
     assert [event.step for event in events.Scalars("test/loss")] == [2, 4]
+
+
+def test_mlflow_is_given_the_spends_of_each_group_and_no_score(folder, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{folder}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logged = trackers.install(monkeypatch)["mlflow"]
+    change("steps = 4", "steps = 4\neval_every = 2")
+    train("--mlflow", "-q")
+    assert [step for step, _ in logged] == [1, 2, 3, 4]
+    assert {*logged[-1][1]} == {"epsilon charged/of 1", "epsilon charged/of 4"}
+    spent = [values["epsilon charged/of 4"] for _, values in logged]
+    assert spent == sorted(spent)
+    assert 0 < spent[0] < spent[-1] <= 4
+    Path("people.csv").write_text(people().replace(",4\n", ",3\n", 7))
+    train("--mlflow", "-q")
+    assert len(logged) == 4  # 7 people hold a budget
 
 
 def test_a_target_of_one_class_is_refused(folder):

@@ -52,6 +52,7 @@ def _mlflow() -> ModuleType:
     module.start_run = nullcontext
     module.log_params = lambda params: None
     module.log_metrics = lambda metrics, step: None
+    module.end_run = lambda: None
     return module
 
 

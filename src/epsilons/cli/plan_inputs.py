@@ -122,6 +122,7 @@ class TrainFlags:
     ] = None
     trust: opt.Trust = False
     tensorboard: Annotated[bool, opt.option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False
+    mlflow: Annotated[bool, opt.option("Also log spends of tiers to MLflow, and no scores.", "--mlflow")] = False
     as_json: opt.AsJson = False
     quiet: opt.Quiet = False
 
@@ -146,10 +147,11 @@ class TrainFlags:
 
     def check_demonstration(self) -> None:
         """Raise InputError for flags that need a config."""
-        if self.tensorboard or self.as_json or self.resume or self.dry_run or self.starts_or_resumes:
+        trackers = self.tensorboard or self.mlflow
+        if trackers or self.as_json or self.resume or self.dry_run or self.starts_or_resumes:
             raise InputError(
-                "--tensorboard, --json, --resume, --continue and --dry-run need a config; the demonstration only "
-                "prints its table."
+                "--tensorboard, --mlflow, --json, --resume, --continue and --dry-run need a config; the demonstration "
+                "only prints its table."
             )
         if self.settings or self.epochs is not None or self.strategy is not None:
             raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")

@@ -38,6 +38,7 @@ from ..training.fitting import tuning
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from ..training.fitting.losses import class_counts
+from ..training.fitting.progress import MLflow, TensorBoard
 from ..training.fitting.tuning import Tuned
 from . import Interrupted, Terminated, Termination
 from .init import describe
@@ -126,7 +127,7 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     with process_group(config.training.device) as ranks:
         check_alone(flags.run_dir is not None or config.output.folder is not None or flags.resume)
         if not ranks.is_main:  # rank 0 prints and writes
-            flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
+            flags = replace(flags, quiet=True, as_json=False, tensorboard=False, mlflow=False)
         if ranks.is_distributed:
             torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
         with members_of(flags.registry, flags.pepper, config, folder, flags.resume, ranks) as members:
@@ -286,11 +287,9 @@ def train_once(
     inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
     progress = RunProgress(run_dir, plan, flags.resume, flags.quiet)
-    board = None
+    boards: list[TensorBoard | MLflow] = [MLflow()] if flags.mlflow else []
     if flags.tensorboard:
-        from ..training.fitting.progress import TensorBoard
-
-        board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
+        boards.append(TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard"))
     charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
         with charged as reservation:
@@ -306,7 +305,7 @@ def train_once(
                     progress=not flags.quiet,
                 ),
                 evaluation=_eval_data(prepared, plan),
-                callbacks=[progress, *([board] if board else [])],
+                callbacks=[progress, *boards],
                 run_dir=values.RunFolder(run_dir, flags.resume, training.checkpoint_every, metadata, reservation),
                 seed=Randomness(training.randomness, seed),
                 performance=Performance(**config.performance.model_dump()),
@@ -327,7 +326,7 @@ def train_once(
             "change)",
             error,
         ) from None
-    if board:
+    for board in boards:
         board.close(run.metrics)
     progress.on_end()
     return run, model

@@ -174,3 +174,34 @@ class TensorBoard:
                 if row.get(name) is not None:
                     self._writer.add_scalar(f"test/{name}", float(row[name]), int(row["step"]))
         self._rows = len(rows)
+
+
+# -- MLflow: the epsilon charged per tier and nothing else, because others can read a tracking server
+
+
+class MLflow:
+    """Logs the epsilon charged of each tier, as a callback of `fit`; no loss and no score. `close` ends MLflow's run.
+
+    Nothing is logged where fewer than 20 hold some budget, or where groups are levels of lifetime budgets. MLflow's own
+    variables say where it goes: MLFLOW_TRACKING_URI. Raises InputError where the extra `mlflow` is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import mlflow
+        except ImportError:
+            raise InputError('MLflow is not installed: pip install "mlflow-skinny>=3".') from None
+        self._mlflow: Any = mlflow
+
+    def __call__(self, private: Private) -> None:
+        """After an update: the spends at every point of the spend curve."""
+        plan, step = private.plan, sum(private.ledger.charged)
+        is_due = step % max(1, plan.steps // CURVE_POINTS) == 0 or step == plan.steps
+        spent = private.epsilon_spent().tolist() if is_due and private.ranks.is_main else []
+        if spent and plan.groups.starts is None:
+            names = [f"epsilon charged/of {epsilon:g}" for epsilon in plan.epsilons]
+            self._mlflow.log_metrics(dict(zip(names, spent, strict=True)), step=step)
+
+    def close(self, metrics: Any) -> None:
+        """End the run of MLflow that the first spend began."""
+        self._mlflow.end_run()
