@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +96,27 @@ def test_folders_are_numbered_and_resume_means_the_last_one(tmp_path):
     epsilons("attack", "people.toml", *SHADOWS, "--resume", "--seed", "1", "--attacks", "loss").is_refused(2, "seed")
     epsilons("attack", "people.toml", "-o", "attacks/people-1").is_refused(2, "not empty")
     epsilons("attack", "people.toml", "-o", "nowhere", "--resume").is_refused(2, "no attack to continue")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_sigterm_keeps_finished_shadows_and_ends_with_code_75(jobs):
+    change("steps = 4", "steps = 100")
+    command = ["attack", "people.toml", "--shadows", "320", "--jobs", jobs, "-o", "a", "-q"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "epsilons", *command], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    deadline, blocks = time.monotonic() + 120, Path("a/secret/blocks")
+    while not (blocks.is_dir() and any(blocks.rglob("*.npz"))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "terminated. Finished shadows are kept. To continue: epsilons attack people.toml -o a --resume" in err
+    kept = {file: file.stat().st_mtime_ns for file in blocks.rglob("*.npz")}
+    assert 0 < len(kept) < 5
+    epsilons(*command, "--resume", "--keep-scores").succeeded()
+    assert all(file.stat().st_mtime_ns == when for file, when in kept.items())
 
 
 def test_an_interruption_says_how_to_continue(monkeypatch):

@@ -24,7 +24,7 @@ from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
 from ..training.validation import groups_of
-from . import Interrupted
+from . import Interrupted, Terminated
 from .options import console, show_plan, show_table
 from .plan_inputs import AttackFlags, check_trusted
 from .train_config import check_outputs, show_data
@@ -67,10 +67,12 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
     show_plan(plan, out)
     try:
         result = _attacked(prepared, plan, folder, flags)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as error:
+        what = "terminated" if isinstance(error, Terminated) else "interrupted"
         raise Interrupted(
-            f"interrupted. Finished shadows are kept. To continue: epsilons attack {target} -o {folder} --resume, with "
-            "the same options"
+            f"{what}. Finished shadows are kept. To continue: epsilons attack {target} -o {folder} --resume, with the "
+            "same options",
+            error,
         ) from None
     if found.run is not None:
         _note(found.run, result, folder, flags)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError, PromiseError, json_text, printable
+from . import stopped_by_sigterm
 from .options import AsJson, Quiet, console, option, parse_groups, show_table, with_flags
 from .plan_inputs import AttackFlags
 from .train import check_free, next_free
@@ -119,8 +120,8 @@ def attack_command(
     not choose a plan by it. The result cannot show that a promise is kept; to test the promise, use epsilons audit.
 
     If people chose their budgets, add --placebo: groups may differ in their records, and the placebo shows by how much.
-    An interrupted attack continues with --resume to the same result. To continue with more shadows, attack with
-    --keep-scores.
+    An interrupted attack continues with --resume to the same result; SIGTERM ends it with exit code 75. To continue
+    with more shadows, attack with --keep-scores.
     """
     folder = flags.output or _default_folder(target, flags.resume)
     if not flags.resume:
@@ -129,7 +130,8 @@ def attack_command(
         raise InputError(f"{folder} holds no attack to continue. Leave out --resume to start one there.")
     from . import attack_config  # torch is imported here
 
-    attack_config.attack(target, folder, flags)
+    with stopped_by_sigterm():
+        attack_config.attack(target, folder, flags)
 
 
 def _default_folder(target: Path, resume: bool) -> Path:
