@@ -73,7 +73,7 @@ def test_the_wheel_has_the_name_that_the_readme_states():
 
 def module_of(requirement: str) -> str:
     name = re.match(r"[\w-]+", requirement)[0]
-    return {"scikit-learn": "sklearn", "pillow": "PIL"}.get(name, name)
+    return {"scikit-learn": "sklearn", "pillow": "PIL", "mlflow-skinny": "mlflow"}.get(name, name)
 
 
 def test_the_package_requires_what_it_imports_and_nothing_else():
