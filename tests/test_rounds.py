@@ -21,7 +21,7 @@ from torch import nn
 import epsilons
 from epsilons.clipping.engine import HEADROOM, SHRINK
 from epsilons.doors import rounds
-from epsilons.doors.rounds import Answer, RoundRefused, Site
+from epsilons.doors.rounds import Answer, OpenSite, RoundRefused, Site
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness
 from epsilons.errors import InputError
@@ -115,6 +115,28 @@ def test_each_site_equals_a_run_of_its_own_from_the_same_weights_to_the_bit(tmp_
             alone, states[name] = run_of_its_own(name, sites[name].plan, weights, step, 3, states[name])
             assert same_weights(answer.weights, alone)
         weights = averaged(list(answers.values()))
+
+
+def test_a_site_that_stays_open_sends_what_one_sends_that_is_opened_for_every_round(tmp_path):
+    """The same bits, with a refusal and an error in between, and another process afterwards."""
+    closed, weights = a_site(tmp_path / "a", optimizer=with_momentum, steps=12, draws=2), first_weights()
+    with a_site(tmp_path / "b", optimizer=with_momentum, steps=12, draws=2).kept_open() as site:
+        for number in (1, 2, 2, 3):
+            expected, found = closed.answer("run", number, weights), site.answer("run", number, weights)
+            assert same_weights(expected.weights, found.weights)
+            assert (expected.spent, expected.num_examples) == (found.spent, found.num_examples)
+            weights = {key: value + 0.1 for key, value in found.weights.items()}
+        for wrong in (BAD_WEIGHTS["NaN"], weights):
+            with pytest.raises(RoundRefused):
+                site.answer("run", 2, wrong)
+        assert same_weights(closed.answer("run", 4, weights).weights, site.answer("run", 4, weights).weights)
+        with pytest.raises(RoundRefused):
+            a_site(tmp_path / "b", optimizer=with_momentum, steps=12, draws=2).answer("run", 5, weights)
+    last = a_site(tmp_path / "b", optimizer=with_momentum, steps=12, draws=2)
+    for number in (5, 6):
+        assert same_weights(closed.answer("run", number, weights).weights, last.answer("run", number, weights).weights)
+    with pytest.raises(RoundRefused, match="spent"):
+        last.answer("run", 7, weights)
 
 
 def test_a_difference_is_what_the_round_changed(tmp_path):
@@ -295,14 +317,14 @@ def test_a_site_that_is_spent_drops_out_at_its_last_step(tmp_path):
 
 def test_a_round_is_charged_and_noted_on_disk_before_its_answer_is_made(tmp_path, monkeypatch):
     site, found = a_site(tmp_path, draws=2), []
-    sent, file = Site._sent, tmp_path / "north" / "ledger.jsonl"
+    sent, file = OpenSite._sent, tmp_path / "north" / "ledger.jsonl"
 
     def spied(self, private, given):
         account = read_account(file, site.plan)
         found.append((account.rounds, sum(account.charged), len(account.updates)))
         return sent(self, private, given)
 
-    monkeypatch.setattr(Site, "_sent", spied)
+    monkeypatch.setattr(OpenSite, "_sent", spied)
     for number in (1, 2):
         site.answer("run", number, first_weights())
     assert found == [({"run": 1}, 2, 2), ({"run": 2}, 4, 4)]
@@ -439,6 +461,7 @@ def _check_ledger(site: Site, released: int) -> None:
 
 
 def killed_and_checked(folder: Path, kills: int) -> dict[str, int]:
+    a_site(folder / "first").answer("run", 1, first_weights())  # what a process imports at its first update is here
     plan = some_plan(steps=20_000, batch_size=12.0, levels=LEVELS)
     site = a_site(folder, plan=plan, draws=2, seed=None, optimizer=with_momentum)
     count = lives(site, kills, kills)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .doors.rounds import NO_ROUND, OTHER_WEIGHTS, Answer, RoundRefused, Site, as_array, refusing, trained
+from .doors.rounds import NO_ROUND, OTHER_WEIGHTS, Answer, OpenSite, RoundRefused, Site, as_array, refusing, trained
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message
@@ -22,7 +22,7 @@ __all__ = ["Site", "client", "initial_arrays"]
 REFUSED = 6
 
 
-def client(site: Site | Callable[[Context], Site], mods: Sequence[Any] = ()) -> ClientApp:
+def client(site: Site | OpenSite | Callable[[Context], Site], mods: Sequence[Any] = ()) -> ClientApp:
     """A Flower client that trains this site. It answers train messages only: no evaluation of records leaves it.
 
     site  or what makes it from the node's Context. Read `context.node_config`, which the site sets, and nothing from
@@ -36,12 +36,11 @@ def client(site: Site | Callable[[Context], Site], mods: Sequence[Any] = ()) -> 
     """
     from flwr.clientapp import ClientApp
 
-    app = ClientApp(mods=list(mods))
-
-    @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: site if isinstance(site, Site) else site(context))
+        return _reply(message, lambda: site(context) if callable(site) else site)
 
+    app = ClientApp(mods=list(mods))
+    app.train()(train)
     return app
 
 
@@ -56,7 +55,7 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
     return ArrayRecord({name: Array(as_array(value)) for name, value in trained(model).items()})
 
 
-def _reply(message: Message, site: Callable[[], Site]) -> Message:
+def _reply(message: Message, site: Callable[[], Site | OpenSite]) -> Message:
     from flwr.app import Error, Message
 
     try:
@@ -65,7 +64,7 @@ def _reply(message: Message, site: Callable[[], Site]) -> Message:
         return Message(Error(code=REFUSED, reason=str(refusal)), reply_to=message)
 
 
-def _answer(message: Message, site: Callable[[], Site]) -> Answer:
+def _answer(message: Message, site: Callable[[], Site | OpenSite]) -> Answer:
     arrays = list(message.content.array_records.values())
     numbers = [config["server-round"] for config in message.content.config_records.values() if "server-round" in config]
     if len(arrays) != 1:

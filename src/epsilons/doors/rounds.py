@@ -149,23 +149,15 @@ class Site:
 
         Raises RoundRefused, with a text that may leave the site, whatever went wrong. The site's log has the error.
         """
-        with refusing():
-            return self._answer(of, number, weights)
+        with self.kept_open() as site:
+            return site.answer(of, number, weights)
 
-    def _answer(self, of: str, number: Any, weights: Arrays) -> Answer:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise RoundRefused(NO_ROUND)
-        with self._opened() as private:
-            given = _checked(weights, trained(private.model, private.optimizer))
-            answered = _Answered()
-            private.register_for_checkpointing(federated_round=answered)
-            if answered.round != (of, number):
-                self._make(private, of, number, given)
-                answered.round = of, number
-                private.checkpoint()  # durable with the ledger, before the answer leaves
-            return self._sent(private, given)
+    def kept_open(self) -> OpenSite:
+        """The site for many rounds in this process, which keeps its folder locked until `close`, or `with` ends."""
+        return OpenSite(self)
 
-    def _opened(self) -> Private:
+    def run(self) -> Private:
+        """Its run, as it is in the folder, or a new one."""
         model = self.model()
         return make_private(
             model,
@@ -178,6 +170,41 @@ class Site:
             performance=self.performance,
         )
 
+
+class OpenSite:
+    """A site whose run stays open between rounds; each answer is that of `Site.answer`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._run: tuple[Private, _Answered] | None = None
+
+    def answer(self, of: str, number: Any, weights: Arrays) -> Answer:
+        """As `Site.answer`."""
+        with refusing():
+            try:
+                return self._answer(of, number, weights)
+            except BaseException:
+                self.close()  # a draw may be broken; the next round begins from the folder
+                raise
+
+    def _answer(self, of: str, number: Any, weights: Arrays) -> Answer:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise RoundRefused(NO_ROUND)
+        private, answered = self._opened()
+        given = _checked(weights, trained(private.model, private.optimizer))
+        if answered.round != (of, number):
+            self._make(private, of, number, given)
+            answered.round = of, number
+            private.checkpoint()  # durable with the ledger, before the answer leaves
+        return self._sent(private, given)
+
+    def _opened(self) -> tuple[Private, _Answered]:
+        if self._run is None:
+            private = self._site.run()
+            self._run = private, _Answered()
+            private.register_for_checkpointing(federated_round=self._run[1])
+        return self._run
+
     def _make(self, private: Private, of: str, number: int, given: Mapping[str, Tensor]) -> None:
         """The draws of a new round, from the server's weights; fewer where the plan ends."""
         private._skip_paid()
@@ -186,22 +213,36 @@ class Site:
         if not private.ledger.is_new_round(of, number):
             raise RoundRefused(REPEATED)
         private.ledger.begin_round(of, number)
-        _load(private, given)
-        for left, draw in zip(range(self.draws, 0, -1), private.draws, strict=False):
+        private._noisy_update.forget_contents()
+        for name, value in trained(private.model, private.optimizer).items():
+            value.copy_(given[name])
+        for left, draw in zip(range(self._site.draws, 0, -1), private.draws, strict=False):
             private.ledger.reserve_at_most(left)
             for batch in draw:
-                private.backward(self.loss(private.model, batch))
+                private.backward(self._site.loss(private.model, batch))
                 private.step()
 
     def _sent(self, private: Private, given: Mapping[str, Tensor]) -> Answer:
         after = trained(private.model, private.optimizer)
-        sent = {name: p - given[name] if self.sends == "difference" else p for name, p in after.items()}
+        is_whole = self._site.sends == "weights"
         _, rows = display.spend_table(private.plan, private.ledger.charged)
         return Answer(
-            weights={name: as_array(values) for name, values in sent.items()},
-            num_examples=float(self.num_examples or private.plan.batch_size),
+            weights={name: as_array(value if is_whole else value - given[name]) for name, value in after.items()},
+            num_examples=float(self._site.num_examples or private.plan.batch_size),
             spent={row[0]: row[2] for row in rows},  # no counts
         )
+
+    def close(self) -> None:
+        """Let other processes use the folder; a run that has made its last step is settled."""
+        run, self._run = self._run, None
+        if run is not None:
+            run[0].close()
+
+    def __enter__(self) -> OpenSite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -217,12 +258,6 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) ->
 def as_array(values: Tensor) -> npt.NDArray[Any]:
     """A copy; NumPy has no bfloat16, whose values are those of some 32-bit numbers."""
     return np.array((values.float() if values.dtype == torch.bfloat16 else values).numpy(force=True))
-
-
-def _load(private: Private, given: Mapping[str, Tensor]) -> None:
-    """Write the server's weights into the model, before the first draw of this process."""
-    for name, value in trained(private.model, private.optimizer).items():
-        value.copy_(given[name])
 
 
 def _checked(weights: Arrays, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

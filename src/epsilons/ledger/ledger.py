@@ -364,7 +364,7 @@ class Ledger:
         return number > self._account.rounds.get(of, 0)
 
     def begin_round(self, of: str, number: int) -> None:
-        """Note durably that a round of a federated run begins, before its first charge.
+        """Note that a round of a federated run begins, before its first charge, and durable with it.
 
         Raises LedgerError for a round that is not new, and for a closed ledger.
         """
@@ -372,7 +372,7 @@ class Ledger:
         self._refuse_lost()
         if not self.is_new_round(of, number):
             raise LedgerError(f"Round {number:,} of this federated run was begun before, or a later one was.")
-        self._add({"kind": "round", "epoch": self.epoch, "of": of, "round": number}, is_durable=True)
+        self._add({"kind": "round", "epoch": self.epoch, "of": of, "round": number})
 
     def paid(self, phase: int) -> int:
         """The present key has paid for the steps of this phase before this one, and may have made them."""
