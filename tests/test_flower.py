@@ -73,6 +73,14 @@ def test_what_a_server_sets_in_its_config_changes_nothing(tmp_path):
     assert same_weights(weights_in(plain), weights_in(wished))
 
 
+def test_a_client_may_keep_its_site_open(tmp_path):
+    closed = client(a_site(tmp_path / "a"))
+    with a_site(tmp_path / "b").kept_open() as site:
+        for number in (1, 2):
+            kept, expected = sent_by(client(site), a_message(number)), sent_by(closed, a_message(number))
+            assert same_weights(weights_in(kept), weights_in(expected))
+
+
 BROKEN = Array(dtype="float32", shape=(4,), stype="numpy.ndarray", data=b"no array")
 REFUSED = {
     "no round": (a_message(None), rounds.NO_ROUND),

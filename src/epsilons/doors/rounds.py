@@ -46,7 +46,7 @@ NEVER = 10**9
 
 
 class RoundRefused(Exception):
-    """A round that a site does not make, for a reason that depends on no record; nothing was charged for it."""
+    """A round that a site does not answer; the text may leave the site. Only one that FAILED may be charged."""
 
 
 @dataclass(frozen=True)
