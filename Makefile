@@ -57,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[app]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --group flower --editable '.[app]'
 	touch $@
 
 clean:

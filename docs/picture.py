@@ -23,6 +23,7 @@ STEP_X, STEP_Y, MARGIN = 120, 60, 20
 #: Columns, chosen so that no arrow crosses a box.
 COLUMN = {
     "opacus": 0.75, "cli": 1.75, "lightning": 2.75, "huggingface": 4.0,
+    "flower": 5.0, "nvflare": 6.0,
     "auditing": 0.75, "configs": 1.75, "doors": 2.75, "sklearn": 3.75,
     "training": 2.75, "independence": 3.5, "models": 4.5,
     "reporting": 0.75, "registry": 1.75, "draws": 3.0, "ledger": 1.75, "planning": 1.0,

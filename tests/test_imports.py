@@ -22,7 +22,7 @@ PACKAGE = "epsilons"
 #: Floors, from the top down; a unit (a folder, or a file of the package's root) may import from lower floors only.
 #: Units of one floor do not know each other.
 ROWS = [
-    {"cli", "opacus", "huggingface", "lightning"},
+    {"cli", "opacus", "huggingface", "lightning", "flower", "nvflare"},
     {"auditing", "configs", "doors", "sklearn"},
     {"training"},
     {"independence", "models"},
@@ -281,6 +281,7 @@ PUBLIC = [
     PACKAGE,
     *(f"{PACKAGE}.{name}" for name in ("accounting", "auditing", "data", "errors", "planning", "training")),
     f"{PACKAGE}.auditing.membership",
+    f"{PACKAGE}.flower",
     f"{PACKAGE}.huggingface",
     f"{PACKAGE}.lightning",
     f"{PACKAGE}.opacus",

@@ -6,6 +6,7 @@
 {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
 {"kind": "mask", "epoch": 0, "phase": 0, "from": 64, "places": <who is left out from there on>, …}
 {"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
+{"kind": "round", "epoch": 0, "of": <federated run>, "round": 1, …}  # before the first charge of a federated round
 {"kind": "close", "epoch": 0, "charged": [9375], …}
 """
 
@@ -43,6 +44,7 @@ class Account:
     reserved       (phases,) the present epoch has paid for the steps before this one
     updates        (phase, step) -> hash of the noisy update in the present epoch
     masks          (phase, step, places) from which step of the present epoch on which people are left out, rising
+    rounds         federated run -> its last round that was begun
     closed         (phases,) steps charged, once the ledger is closed
     """
 
@@ -54,6 +56,7 @@ class Account:
         self.previous_keys, self.epoch_start, self.reserved = ([0] * len(plan.phases) for _ in range(3))
         self.updates: dict[tuple[int, int], str] = {}
         self.masks: list[tuple[int, int, IntArray]] = []
+        self.rounds: dict[str, int] = {}
         self.closed: tuple[int, ...] | None = None
 
     def left_out(self, phase: int, step: int) -> IntArray:
@@ -83,9 +86,14 @@ class Account:
             return
         if self.closed is not None or line["epoch"] != self.epoch + (kind == "key"):
             raise ValueError
-        {"key": self._key, "mask": self._mask, "reserve": self._reserve, "update": self._update, "close": self._close}[
-            kind
-        ](line)
+        {
+            "key": self._key,
+            "mask": self._mask,
+            "reserve": self._reserve,
+            "update": self._update,
+            "round": self._round,
+            "close": self._close,
+        }[kind](line)
 
     def _key(self, line: dict[str, Any]) -> None:
         start = [int(step) for step in line.get("start", [0] * len(self.reserved))]
@@ -113,6 +121,11 @@ class Account:
         if not (phase >= 0 and self.epoch_start[phase] <= step < self.reserved[phase]):
             raise ValueError
         self.updates[phase, step] = line["update"]
+
+    def _round(self, line: dict[str, Any]) -> None:
+        if not self.rounds.get(line["of"], 0) < int(line["round"]):
+            raise ValueError
+        self.rounds[line["of"]] = int(line["round"])
 
     def _close(self, line: dict[str, Any]) -> None:
         if any(used > paid for used, paid in zip(line["charged"], self.charged, strict=True)):

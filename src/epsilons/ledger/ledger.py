@@ -359,6 +359,29 @@ class Ledger:
             self._account.updates.clear()  # in memory nothing is ever replayed
         return True
 
+    def is_new_round(self, of: str, number: int) -> bool:
+        """True if no round of this federated run with this number, or a later one, was begun; they count from 1."""
+        return number > self._account.rounds.get(of, 0)
+
+    def begin_round(self, of: str, number: int) -> None:
+        """Note that a round of a federated run begins, before its first charge, and durable with it.
+
+        Raises LedgerError for a round that is not new, and for a closed ledger.
+        """
+        self._refuse_closed()
+        self._refuse_lost()
+        if not self.is_new_round(of, number):
+            raise LedgerError(f"Round {number:,} of this federated run was begun before, or a later one was.")
+        self._add({"kind": "round", "epoch": self.epoch, "of": of, "round": number})
+
+    def paid(self, phase: int) -> int:
+        """The present key has paid for the steps of this phase before this one, and may have made them."""
+        return self._account.reserved[phase]
+
+    def reserve_at_most(self, steps: int) -> None:
+        """Reserve so many steps per fsync from now on; a process that is killed leaves no more of them unused."""
+        self._block = steps
+
     def sync(self) -> None:
         """Make every line durable."""
         if not self._closed:

@@ -335,6 +335,15 @@ class Registry:
         numbers = self._numbers(ids)
         return again(runs.held(self._database, run), plan, ids, numbers, self.spelling)
 
+    def reserved(self, run: str, plan: Plan, ids: Sequence[Any]) -> tuple[npt.NDArray[np.bool_], Budgets, Reservation]:
+        """What `again` gives, and the reservation: to go on with a run in another process than the one that reserved.
+
+        Raises RegistryRefusedError as `again` does.
+        """
+        takes_part, budgets = self.again(run, plan, ids)
+        rows = roster_digest(budgets.group)
+        return takes_part, budgets, Reservation(self, run, plan.digest, rows, self.numbers(budgets.ids))
+
     def run(self, run: str) -> runs.StoredRun:
         """What is stored of a run. Raises RegistryError if there is none."""
         return runs.stored_run(self._database, run)

@@ -29,10 +29,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..core.checksums import is_small, storage_of, tree_hash
-from ..core.files import sync_folder, write_json
+from ..core.files import sync_folder, write_text
 from ..core.modules import local, tensors_of
 from ..draws.batches import parts, rebuilt
-from ..errors import EpsilonsError, RunError, parsed_json
+from ..errors import EpsilonsError, RunError, json_text, parsed_json
 
 SCHEMA = 1
 KEPT = 2  # the last one, and one in reserve
@@ -67,7 +67,7 @@ def save(folder: Path, state: Mapping[str, Any], frozen: Sequence[Tensor] = ()) 
         raise RunError(
             f"The checkpoint {file} cannot be written: {error}. Make room; what was charged stays charged."
         ) from None
-    write_json(file, facts | {"state": packed})
+    write_text(file, json_text(facts | {"state": packed}, indent=None) + "\n")  # in one line, which is faster
     for older in sorted(folder.glob("*.json"))[:-KEPT]:
         older.unlink(missing_ok=True)
         older.with_suffix(".safetensors").unlink(missing_ok=True)

@@ -127,7 +127,7 @@ class OpenRun:
         if self.folder and not self.is_resumed and isinstance(error, Exception):
             with suppress(RunError):  # the first error says why; nothing was released under the key
                 self.folder.destroy_key()
-        if self.ledger and self.is_resumed:
+        if self.ledger:  # the file is free again for this process, too
             self.ledger.suspend()
         if self.lock:
             self.lock.release()

@@ -336,6 +336,13 @@ class Private:
             self._position.step += 1
             self._position.skip_finished_phases()
 
+    def _skip_paid(self) -> None:
+        """Leave out the steps that an earlier process paid for and may have made: they stay charged."""
+        at = self._position
+        while not at.is_finished and at.step < self.ledger.paid(at.phase):
+            at.step = self.ledger.paid(at.phase)
+            at.skip_finished_phases()
+
     # -- checkpoints and the end -----------------------------------------------------------------------
 
     def register_for_checkpointing(self, **objects: Stateful) -> None:
