@@ -34,8 +34,8 @@ NOISE_BLOCK, RATE_BLOCK = 16, 4
 
 #: As many rows are always computed one by one.
 FEW = 64
-#: Where fewer rows share a block, a composition of its own for each row takes less time.
-ROWS_PER_BLOCK = 12
+#: Where a block has fewer rows for each interval, a composition of its own for each row takes less time.
+ROWS_PER_INTERVAL = 0.5
 
 #: Of fewer steps a composition is fast, and its bound is not always the smaller one.
 FEWEST_STEPS = 50
@@ -94,7 +94,8 @@ def pay(rates: FloatArray, noises: FloatArray) -> bool:
     common = line(rates, noises, 1)
     if len(rates) <= FEW or common is None or rates.min() <= 0:
         return False
-    return len(rates) >= ROWS_PER_BLOCK * len(np.unique(common.blocks(noises if common.of_noise else rates)))
+    blocks = np.unique(common.blocks(noises if common.of_noise else rates))
+    return len(rates) >= ROWS_PER_INTERVAL * len(blocks) * (NOISE_BLOCK if common.of_noise else RATE_BLOCK)
 
 
 def epsilons(
