@@ -2,6 +2,7 @@
 
     python benchmarks/planning.py                 # about ten minutes on one core
     python benchmarks/planning.py --quick         # three levels only
+    python benchmarks/planning.py --budgets 1000  # PLD alone, so many budgets between 1 and 3 of a million records
 
 Writes benchmarks/results/planning.json, .md and .png. The peer is the search of the paper's published code
 (github.com/sprintml/idp-sgd, opacus/accountants/utils.py), rewritten on Opacus' RDP accountant and its orders. Its
@@ -215,11 +216,23 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def many_budgets(count: int, records: int = 1_000_000) -> None:
+    budgets = epsilons.Budgets(np.linspace(1.0, 3.0, count)[np.arange(records) % count], 9e-7)
+    for strategy in ("scale", "sample", "mix"):
+        begin = time.process_time()
+        epsilons.plan(budgets, epsilons.Recipe(steps=1000, batch_size=1024, clip_norm=1.0), strategy)
+        print(f"{strategy}: {time.process_time() - begin:.1f} s of one processor", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="three levels only")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--budgets", type=int, help="only print the times of PLD for so many distinct budgets")
     asked = parser.parse_args()
+    if asked.budgets:
+        many_budgets(asked.budgets)
+        return
     warnings.simplefilter("ignore")
     rows = []
     for groups, precision, rounds in CASES:

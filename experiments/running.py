@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from joblib import Parallel, cpu_count, delayed, effective_n_jobs, parallel_config
 
@@ -141,6 +141,6 @@ def _connect(backend: str) -> None:
             from ray.util.joblib import register_ray
 
             ray.init(ignore_reinit_error=True)
-            register_ray()
+            cast(Callable[[], None], register_ray)()
     except ImportError:
         raise InputError(f"The backend {backend!r} is not installed; install it, or use loky.") from None

@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from ..core.mechanism import SMALLEST_NOISE, Counted, FloatArray, IntArray, Repeated, SampledGaussian
 from ..errors import InfeasibleBudgetError, PlanError
-from . import filter, pld, rdp
+from . import chords, filter, pld, rdp
 from .profile import TERMS, usage
 from .selection import Selected
 
@@ -40,11 +40,13 @@ class Histories(NamedTuple):
     rates   (phases, rows)  probability of being drawn in one step
     noises  (phases, rows)  noise multiplier
     steps   (phases,)       the same for all rows
+    many    whether they are computed by chords; None: where that takes less time
     """
 
     rates: FloatArray
     noises: FloatArray
     steps: tuple[int, ...]
+    many: bool | None = None
 
 
 def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
@@ -54,10 +56,10 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
     them that is used (`profile.usage`). Raises PlanError for accounts with another accountant than the filter, and for
     budgets by risk with another one than PLD.
     """
-    rates, noises, steps = histories
+    rates, noises, steps, many = histories
     if isinstance(accountant, Repeated):
-        many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
-        return batch_epsilon(accountant.accountant, many, claims)
+        repeated = Histories(rates, noises, tuple(count * accountant.runs for count in steps), many)
+        return batch_epsilon(accountant.accountant, repeated, claims)
     if isinstance(accountant, Counted):
         count, one = accountant.mechanism, np.ones((1, len(claims)))
         added = np.vstack([rates, one]), np.vstack([noises, count.noise_multiplier * one])
@@ -69,7 +71,7 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
 
 
 def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
-    rates, noises, steps = histories
+    rates, noises, steps, many = histories
     function, options = _unwrapped(accountant)
     _check_claims(function, claims)
     if is_by_risk(claims):
@@ -86,9 +88,15 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
     column, deltas = pairs[0].astype(np.int64), pairs[1]
     if function is rdp.epsilon and set(options) <= {"orders"}:
         return rdp.batch_epsilon(rates[:, column], noises[:, column], steps, deltas, **options)[pair]
-    out = np.empty(len(deltas))
+    out = np.full(len(deltas), np.nan)
+    is_pld = function is pld.epsilon and set(options) <= {"points", "slacks"}
+    if is_pld and len(steps) == 1 and (many or (many is None and chords.pay(rates[0], noises[0]))):
+        common = chords.line(rates[0], noises[0], steps[0])
+        if common is not None and rates.min() > 0:
+            varying = noises[0] if common.of_noise else rates[0]
+            out = chords.epsilons(common, varying[column], deltas, **options)
     ends = np.searchsorted(column, np.arange(distinct.shape[1] + 1))  # pairs are sorted by column
-    for i in range(distinct.shape[1]):
+    for i in np.unique(column[np.isnan(out)]):
         here = slice(ends[i], ends[i + 1])
         history = [
             SampledGaussian(float(q), float(s), n) for q, s, n in zip(rates[:, i], noises[:, i], steps, strict=True)
@@ -122,11 +130,16 @@ def is_by_risk(claims: FloatArray) -> bool:
 
 
 def _of_one_phase(
-    accountant: Accountant, rates: npt.ArrayLike, noises: npt.ArrayLike, steps: int, claims: FloatArray
+    accountant: Accountant,
+    rates: npt.ArrayLike,
+    noises: npt.ArrayLike,
+    steps: int,
+    claims: FloatArray,
+    many: bool | None = None,
 ) -> FloatArray:
     """The same for one phase; rates and noises are one number for all rows, or one per row."""
     rate, noise = (np.broadcast_to(np.asarray(value, np.float64), (1, len(claims))) for value in (rates, noises))
-    return batch_epsilon(accountant, Histories(rate, noise, (steps,)), claims)
+    return batch_epsilon(accountant, Histories(rate, noise, (steps,), many), claims)
 
 
 def fast(accountant: Accountant) -> Accountant:
@@ -174,7 +187,7 @@ def _distinct(columns: FloatArray) -> tuple[FloatArray, IntArray]:
 TARGET = 1 - 1e-6
 #: A search stops once at most this part of the budget is unused; for more budgets than FEW, the second part.
 TOLERANCE, TOLERANCE_OF_MANY = 1e-5, 3e-4
-FEW = 64
+FEW = chords.FEW
 LARGEST_NOISE = 1e7
 #: Above SMALLEST_NOISE, because a multiplier is recomputed from clip norms and noise_std with other last bits.
 _LEAST_NOISE = SMALLEST_NOISE * (1 + 1e-9)
@@ -259,7 +272,7 @@ def noises_for(
     start = -np.log(_clt_noise(epsilon, rate, runs * steps, delta))  # searches use -ln(noise): epsilon grows with it
 
     def spends(log_quiet: FloatArray, rows: IntArray) -> FloatArray:
-        return _of_one_phase(verified, rate[rows], np.exp(-log_quiet), steps, delta[rows])
+        return _of_one_phase(verified, rate[rows], np.exp(-log_quiet), steps, delta[rows], many)
 
     if len(epsilon) > FEW and np.ptp(rate) == 0 and delta.ndim == 1:
 
@@ -268,6 +281,7 @@ def noises_for(
 
         nodes = _nodes(start.min() - 0.5, start.max() + 0.5)
         start = _read_off(curve, nodes, epsilon * (1 - TOLERANCE_OF_MANY / 3), delta, start)
+    many = len(epsilon) > FEW and chords.pay(rate, np.exp(-start))
     log_quiet = _largest_safe(spends, epsilon, start, -math.log(LARGEST_NOISE), -math.log(_LEAST_NOISE))
     infeasible = np.flatnonzero(np.isnan(log_quiet))
     if len(infeasible):
@@ -298,9 +312,10 @@ def rates_for(
     verified = conservative(accountant)
 
     def spends(log_rate: FloatArray, rows: IntArray) -> FloatArray:
-        return _of_one_phase(verified, np.exp(log_rate), noise_multiplier, steps, delta[rows])
+        return _of_one_phase(verified, np.exp(log_rate), noise_multiplier, steps, delta[rows], many)
 
     near = np.log(np.clip(start, SMALLEST_RATE, 1.0))
+    many = len(epsilon) > FEW and chords.pay(np.exp(near), np.full(len(near), noise_multiplier))
     log_rate = _largest_safe(spends, epsilon, near, math.log(SMALLEST_RATE), 0.0)
     return np.where(np.isnan(log_rate), 0.0, np.exp(log_rate))
 

@@ -178,16 +178,23 @@ def reach(mechanism: SampledGaussian) -> float:
 
 def removing(mechanism: SampledGaussian, spacing: float) -> Losses:
     """(1−q)·N(0,σ²) + q·N(1,σ²) against N(0,σ²): at ε > ln(1−q), δ = q · δ_Gauss(u) with e^u = 1 + (e^ε − 1)/q."""
-    lowest, highest = _range(mechanism)
-    delta = _removing_delta(mechanism, _grid(lowest, highest, spacing))
-    return connect_the_dots(delta, math.floor(lowest / spacing), spacing)
+    return on_one_grid((mechanism,), spacing, 0)[0]
 
 
 def adding(mechanism: SampledGaussian, spacing: float) -> Losses:
     """N(0,σ²) against the mixture: at ε < −ln(1−q), δ = q·e^ε · (e^u Φ(x) − Φ(x − 1/σ)) with e^u = 1 + (e^−ε − 1)/q."""
-    highest, lowest = (-end for end in _range(mechanism))
-    delta = _adding_delta(mechanism, _grid(lowest, highest, spacing))
-    return connect_the_dots(delta, math.floor(lowest / spacing), spacing)
+    return on_one_grid((mechanism,), spacing, 1)[0]
+
+
+def on_one_grid(mechanisms: Sequence[SampledGaussian], spacing: float, direction: int) -> list[Losses]:
+    """One step of each mechanism, of removing (0) or of adding (1), on a grid that is wide enough for all of them."""
+    ranges = [_range(mechanism) for mechanism in mechanisms]
+    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
+    if direction == 1:
+        lowest, highest = -highest, -lowest
+    delta = (_removing_delta, _adding_delta)[direction]
+    grid = _grid(lowest, highest, spacing)
+    return [connect_the_dots(delta(mechanism, grid), math.floor(lowest / spacing), spacing) for mechanism in mechanisms]
 
 
 def losses_of_step(mechanism: SampledGaussian, spacing: float) -> tuple[Losses, Losses]:
@@ -259,7 +266,7 @@ def _log_ratio(eps: FloatArray, q: float) -> FloatArray:
 MOST_POINTS = 2**23
 
 #: Probability of a loss beyond a composition's window, which counts as infinite loss.
-_CUT = 1e-15
+CUT = 1e-15
 _BINS = 1000
 
 
@@ -275,7 +282,7 @@ def self_composed(one: Losses, times: int, kept: tuple[int, int] | None = None) 
     power = fft.irfft(raised(fft.rfft(one.probability, length), times), length)
     # The transform wraps around: losses outside the window land inside it, where they only raise the bound.
     inside = np.roll(power, -(start % length))[: end - start + 1]
-    infinite = _CUT - math.expm1(times * math.log1p(-one.infinite))
+    infinite = CUT - math.expm1(times * math.log1p(-one.infinite))
     return Losses(one.spacing, one.lowest * times + start, inside, infinite)
 
 
@@ -291,9 +298,12 @@ def raised(values: npt.NDArray[np.complex128], times: int) -> npt.NDArray[np.com
     return np.ones_like(values) if out is None else out
 
 
-def window(probability: FloatArray, times: int, wide_search: bool = False) -> tuple[int, int]:
+def window(
+    probability: FloatArray, times: int, wide_search: bool = False, others: Sequence[FloatArray] = ()
+) -> tuple[int, int]:
     """First and last index of a window that a sum of `times` draws leaves with probability at most 1e-15 (Chernoff).
 
+    others: it holds for sums of draws from any mixtures of these, too, because a mixture has no larger moment than all.
     wide_search: compare orders over eight decades. Otherwise follow the bound from the order of a Gaussian sum: faster,
     but where one step's tail is long it can miss the best order by far.
     """
@@ -302,7 +312,7 @@ def window(probability: FloatArray, times: int, wide_search: bool = False) -> tu
     mass = float(probability.sum())
     mean = float(probability @ index) / mass
     deviation = math.sqrt(max(float(probability @ (index - mean) ** 2) / mass, 1e-12))
-    need = math.log(2 / _CUT)
+    need = math.log(2 / CUT)
 
     def reach(order: float, log_mass: FloatArray, from_mean: FloatArray) -> float:
         """Distance from the mean at which the tail of the sum is cut; every order gives a valid bound."""
@@ -315,7 +325,7 @@ def window(probability: FloatArray, times: int, wide_search: bool = False) -> tu
     binned = np.add.reduceat(probability, starts)
     middle = np.add.reduceat(probability * index, starts) / np.maximum(binned, 1e-300) - mean
     with np.errstate(divide="ignore"):
-        log_binned, log_probability = np.log(binned), np.log(probability)
+        log_binned, logs = np.log(binned), [np.log(one) for one in (probability, *others)]
     best = math.sqrt(2 * need / times) / deviation  # the best order for a Gaussian sum
     far = []
     for sign in (-1.0, 1.0):
@@ -327,7 +337,7 @@ def window(probability: FloatArray, times: int, wide_search: bool = False) -> tu
             order = orders[np.argmin([reach(o, log_binned + o * o * spread / 2, sign * middle) for o in orders])]
         else:
             order = _descended(best, functools.partial(reach, log_mass=log_binned, from_mean=sign * middle))
-        far.append(reach(float(order), log_probability, sign * (index - mean)))
+        far.append(max(reach(float(order), log, sign * (index - mean)) for log in logs))
     first = max(0, math.floor(times * mean - far[0]))
     last = min((points - 1) * times, math.ceil(times * mean + far[1]))
     return first, max(first, last)

@@ -457,8 +457,13 @@ class PlanNumbers:
         if delta is not None and self.groups.starts is not None:
             raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
         claims = self.groups.claims[chosen] if delta is None else np.full(len(chosen), delta)
-        spent: FloatArray = read_only(batch_epsilon(self.certify, Histories(rates, noises, steps), claims))
-        return spent
+        spent = batch_epsilon(self.certify, Histories(rates, noises, steps), claims)
+        if delta is None:
+            above = np.flatnonzero(~(spent <= self.epsilons[chosen]))  # chords are a little above the accountant itself
+            few = Histories(rates[:, above], noises[:, above], steps, many=False)
+            spent[above] = batch_epsilon(self.certify, few, claims[above])
+        certain: FloatArray = read_only(spent)
+        return certain
 
     # -- what it promises --------------------------------------------------------------------------
 

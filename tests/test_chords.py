@@ -1,0 +1,107 @@
+"""Bounds by chords are never below what a mechanism loses, and close to those of `pld.epsilon`, the slow twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+import epsilons
+from epsilons.accounting import calibration, chords, pld
+from epsilons.core.mechanism import SampledGaussian
+from epsilons.planning.plan_numbers import unweighted
+
+
+def removing(rate, noise, at):
+    """δ of (1−q)·N(0,σ²) + q·N(1,σ²) against N(0,σ²) at these epsilons, from the two normal distributions."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loss = np.log((np.expm1(at) + rate) / rate)  # of the Gaussian alone
+        x = noise * loss + 0.5 / noise
+        value = rate * ndtr(1 / noise - x) - (np.expm1(at) + rate) * ndtr(-x)
+    return np.where(np.expm1(at) + rate > 0, value, -np.expm1(at))
+
+
+def adding(rate, noise, at):
+    return 1 - np.exp(at) + np.exp(at) * removing(rate, noise, -at)  # Q against P, by symmetry
+
+
+def mixture(common, value):
+    """The two nodes of the lattice around this noise or rate, and the chance of the one that loses more."""
+    nodes = common.nodes(int(common.blocks(np.array([value]))[0]))
+    safe, unsafe, chance = chords._places(common.loss(nodes), common.loss(np.array([value])))
+    return nodes[safe[0]], nodes[unsafe[0]], float(chance[0])
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_a_step_is_dominated_by_the_choice_between_its_neighbours(case, monkeypatch):
+    monkeypatch.setattr(chords, "NOISE_STEP", 0.1)  # far apart, so that another chance than ours shows
+    monkeypatch.setattr(chords, "RATE_STEP", 0.3)
+    random = np.random.default_rng(case)
+    of_noise = bool(case % 2)
+    rate, noise = 1.0 if case % 4 == 1 else random.uniform(0.01, 1), np.exp(random.uniform(-0.7, 2.5))
+    common = chords.Line(rate if of_noise else noise, 100, of_noise)
+    value = noise if of_noise else rate
+    safe, unsafe, chance = mixture(common, value)
+    at = np.concatenate([np.linspace(-3, 3, 2001), [np.log1p(-rate) if rate < 1 else 0.0, 0.0]])
+    pairs = [(common.fixed, one) if of_noise else (one, common.fixed) for one in (safe, value, unsafe)]
+    for way in (removing, adding):
+        less, own, more = (way(*pair, at) for pair in pairs)
+        assert (own <= chance * more + (1 - chance) * less + 1e-13).all()
+        assert (less <= own + 1e-13).all()
+        assert (own <= more + 1e-13).all()
+    if of_noise and 0.05 < chance < 0.95:  # and no smaller chance is enough
+        less, own, more = (removing(*pair, at) for pair in pairs)
+        assert (own > (chance - 1e-4) * more + (1 - chance + 1e-4) * less).any()
+
+
+def test_the_directions_of_the_twin_are_those_of_the_library():
+    at, one = np.linspace(-0.2, 0.4, 25), SampledGaussian(0.1, 1.3, 1)
+    expected = pld.divergences([one], at)
+    assert np.stack([removing(0.1, 1.3, at), adding(0.1, 1.3, at)]) == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_bounds_are_a_little_above_those_of_a_finer_grid(case):
+    random = np.random.default_rng(case)
+    steps, rate, noise = int(10 ** random.uniform(2, 4)), 10 ** random.uniform(-2.5, -0.3), random.uniform(0.7, 6)
+    delta, of_noise = 10 ** random.uniform(-7, -4), bool(case % 2)
+    common = chords.Line(rate if of_noise else noise, steps, of_noise)
+    values = (noise if of_noise else rate) * np.exp(random.uniform(-0.03, 0.03, 5))
+    bounds = chords.epsilons(common, values, np.full(5, delta))
+    computed = ~np.isnan(bounds)
+    for value, bound in zip(values[computed], bounds[computed], strict=True):
+        one = common.mechanism(float(value))
+        assert pld.epsilon([one], delta, grid=pld.fitted_grid(one) / 4) <= bound <= 1.002 * pld.epsilon([one], delta)
+    assert computed.any()
+
+
+def many_budgets(count=200, records=100_000):
+    return epsilons.Budgets(np.linspace(1.0, 2.0, count)[np.arange(records) % count], delta=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["scale", "sample"])
+def test_plans_for_many_budgets_keep_each_by_the_slow_twin(strategy):
+    recipe = epsilons.Recipe(steps=500, batch_size=500, clip_norm=1.0)
+    plan = epsilons.plan(many_budgets(), recipe, strategy)
+    assert chords.pay(plan.sample_rate, plan.noise_multiplier)
+    for group in range(0, 200, 17):
+        part = pld.epsilon(plan.history(group), 1e-6) / plan.epsilons[group]
+        assert 1 - 1e-3 < part <= 1
+    chords._block.cache_clear()
+    assert epsilons.plan(many_budgets(), recipe, strategy) == plan  # whatever was computed before
+
+
+def test_a_plan_that_the_slow_twin_certifies_is_certified():
+    """A strategy of one's own calls `noise_for` group by group, and uses up what chords leave."""
+
+    def each(budgets, recipe, accountant):
+        rate = recipe.batch_size / budgets.records
+        noises = [calibration.noise_for(e, rate, recipe.steps, 1e-6, accountant) for e in budgets.epsilons]
+        phase = unweighted(recipe.steps, np.full(len(noises), rate), 1 / np.array(noises), 1.0, recipe.batch_size)
+        return epsilons.Plan.of(budgets, recipe, accountant, phase, strategy="each")
+
+    budgets, recipe = many_budgets(130, 50_000), epsilons.Recipe(steps=200, batch_size=500, clip_norm=1.0)
+    plan = epsilons.plan(budgets, recipe, each)
+    common = chords.line(plan.sample_rate, plan.noise_multiplier, 200)
+    assert (chords.epsilons(common, plan.noise_multiplier, budgets.delta) > plan.epsilons).any()
+    assert (plan.epsilon_spent() <= plan.epsilons).all()
