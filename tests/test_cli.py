@@ -305,7 +305,7 @@ def test_a_misspelt_tier_is_named_without_a_hint_to_the_few_who_chose_it():
         ([*TWO_TIERS, "--delta", "0"], 2, ["delta must be between 1e-09 and 1"]),
         ([*TWO_TIERS, "--delta", "1"], 2, ["delta must be between 1e-09 and 1"]),
         ([*TWO_TIERS, "--delta", "1e-10"], 2, ["delta must be between 1e-09 and 1"]),
-        ([*TWO_TIERS, "--delta", "tiny"], 2, ["'--delta'", "number", "See: epsilons plan --help"]),
+        ([*TWO_TIERS, "--delta", "tiny"], 2, ["'--delta'", "'tiny' is not a valid", "See: epsilons plan --help"]),
         (["--shares", "0.01:100%", "--records", "1000"], 3, ["out of reach", "less than epsilon ="]),
         ([*TWO_TIERS, "--strategy", "scales"], 2, ["No strategy is called 'scales'", "uniform, sample, scale"]),
         ([*TWO_TIERS, "--option", "weight"], 2, ["name=value", "got 'weight'"]),

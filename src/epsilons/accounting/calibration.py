@@ -89,12 +89,8 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
     if function is rdp.epsilon and set(options) <= {"orders"}:
         return rdp.batch_epsilon(rates[:, column], noises[:, column], steps, deltas, **options)[pair]
     out = np.full(len(deltas), np.nan)
-    is_pld = function is pld.epsilon and set(options) <= {"points", "slacks"}
-    if is_pld and len(steps) == 1 and (many or (many is None and chords.pay(rates[0], noises[0]))):
-        common = chords.line(rates[0], noises[0], steps[0])
-        if common is not None and rates.min() > 0:
-            varying = noises[0] if common.of_noise else rates[0]
-            out = chords.epsilons(common, varying[column], deltas, **options)
+    if function is pld.epsilon and set(options) <= {"points", "slacks"}:
+        out = _by_chords(Histories(rates, noises, steps, many), column, deltas, options)
     ends = np.searchsorted(column, np.arange(distinct.shape[1] + 1))  # pairs are sorted by column
     for i in np.unique(column[np.isnan(out)]):
         here = slice(ends[i], ends[i + 1])
@@ -106,6 +102,17 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
         else:
             out[here] = [accountant(history, float(delta)) for delta in deltas[here]]
     return out[pair]
+
+
+def _by_chords(distinct: Histories, column: IntArray, deltas: FloatArray, options: Mapping[str, Any]) -> FloatArray:
+    """(pairs,) bounds by chords; NaN where a history has to be composed. column: (pairs,) the history of each."""
+    rates, noises, steps, many = distinct
+    found = np.full(len(deltas), np.nan)
+    if len(steps) == 1 and (many or (many is None and chords.pay(rates[0], noises[0]))):
+        common = chords.line(rates[0], noises[0], steps[0])
+        if common is not None and rates.min() > 0:
+            found = chords.epsilons(common, (noises if common.of_noise else rates)[0, column], deltas, **options)
+    return found
 
 
 def _check_claims(function: Accountant, claims: FloatArray) -> None:

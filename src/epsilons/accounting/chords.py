@@ -91,8 +91,8 @@ def line(rates: FloatArray, noises: FloatArray, steps: int) -> Line | None:
 
 def pay(rates: FloatArray, noises: FloatArray) -> bool:
     """Whether chords take less time than a composition for each of these distinct rows."""
-    common = line(rates, noises, 1)
-    if len(rates) <= FEW or common is None or rates.min() <= 0:
+    common = line(rates, noises, 1) if len(rates) > FEW else None
+    if common is None or rates.min() <= 0:
         return False
     blocks = np.unique(common.blocks(noises if common.of_noise else rates))
     return len(rates) >= ROWS_PER_INTERVAL * len(blocks) * (NOISE_BLOCK if common.of_noise else RATE_BLOCK)
