@@ -191,6 +191,7 @@ def serve_plan(asked: Asked, save: Callable[[Plan], None] | None, output: Path |
     served.answer(served.values()["controls"], exact=False)  # errors of the config end the command
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         host = f"127.0.0.1:{listener.getsockname()[1]}"
         out = console()
         out.print(f"http://{host}/?token={served.token}", soft_wrap=True)
