@@ -178,6 +178,7 @@ FINAL = "document.readyState == 'complete' && document.querySelector('#state')?.
 @pytest.mark.skipif(CHROMIUM is None, reason="NOT CHECKED in a browser: no Chromium")
 def test_three_controls_are_moved_compared_saved_and_kept_over_a_reload(tmp_path):
     client_of = pytest.importorskip("websockets.sync.client", reason="NOT CHECKED in a browser: no websockets")
+    change('accountant = "rdp"', 'accountant = "pld"')
     command = [sys.executable, "-m", "epsilons", "plan", "people.toml", "--serve", "-o", "plan.json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     url = server.stdout.readline().strip()
@@ -207,6 +208,8 @@ def test_three_controls_are_moved_compared_saved_and_kept_over_a_reload(tmp_path
             page.wait(FINAL)
             page.run("document.querySelector('#keep').click()")
             shown = page.run("document.querySelector('#tables').innerText")
+            assert page.run("document.querySelector('#cells tbody th').textContent") == "1"
+            assert "certified by pld" in page.run("document.querySelector('#title').textContent")
             flags = ["--set", "training.steps=7", "--set", "training.batch_size=20", "--strategy", "sample"]
             epsilons("plan", "people.toml", *flags, "-o", "other.json", "--html", "other.html").succeeded()
             for row in plan_module.planning.display.phase_tables(Plan.load(Path("other.json")))[0][1][1]:

@@ -83,16 +83,9 @@ def plan_command(
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
         asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
-    if flags.output and flags.output.suffix == ".html":
-        raise InputError(f"-o saves the plan itself, as JSON or as a folder. For its page: --html {flags.output}.")
-    if flags.html:
-        check_replaceable(flags.html)
+    _check_files(flags)
     if flags.serve:
-        from .serve import serve_plan  # needs starlette and uvicorn
-
-        if flags.as_json or flags.risk or flags.compare:
-            raise InputError("--serve shows odds and comparisons on its page; leave out --json, --risk and --compare.")
-        serve_plan(asked, partial(_save, output=flags.output) if flags.output else None, flags.output, flags.html)
+        _serve(asked, flags)
         return
     plan = asked.plan()
     others = [asked.plan(name) for name in flags.compare or []]
@@ -105,6 +98,21 @@ def plan_command(
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
+
+
+def _check_files(flags: PlanFlags) -> None:
+    if flags.output and flags.output.suffix == ".html":
+        raise InputError(f"-o saves the plan itself, as JSON or as a folder. For its page: --html {flags.output}.")
+    if flags.html:
+        check_replaceable(flags.html)
+
+
+def _serve(asked: Asked, flags: PlanFlags) -> None:
+    from .serve import serve_plan  # needs starlette and uvicorn
+
+    if flags.as_json or flags.risk or flags.compare:
+        raise InputError("--serve shows odds and comparisons on its page; leave out --json, --risk and --compare.")
+    serve_plan(asked, partial(_save, output=flags.output) if flags.output else None, flags.output, flags.html)
 
 
 def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config: bool) -> None:

@@ -129,8 +129,9 @@ class Served:
             page = make_page(plan, self.asked.about, alone=True)
         said = [str(one.message) for one in caught if issubclass(one.category, EpsilonsWarning)]
         tables = [[title, *table] for title, table in display.phase_tables(plan)]
+        tiers = {title: list(cells.items()) for title, cells in of_tiers(page).items()}  # scripts reorder keys like "4"
         shown = {"title": plan.title, "tables": tables, "notes": [*plan.notes, *said], "guarantee": plan.guarantee}
-        return shown | {"own": is_own, "facts": of_plan(page), "tiers": of_tiers(page), "verdict": page.verdict}
+        return shown | {"own": is_own, "facts": of_plan(page), "tiers": tiers, "verdict": page.verdict}
 
     def saved(self, controls: Mapping[str, Any]) -> str:
         """Write the plan and its page. Raises InputError where tiers or shares were moved."""
