@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ epsilons plan people.toml                                 # what `epsilons train
 
 epsilons plan people.toml --set privacy.strategy=sample --epochs 20 --html plan.html
 
+epsilons plan people.toml --serve -o plan.json            # a page on which tiers, steps and strategy can be moved
+
 epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --steps 9375 --clip-norm 0.2
 
 epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --epochs 30 -o plan.json
@@ -58,6 +61,7 @@ class PlanFlags:
     as_json: opt.AsJson = False
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None
     html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None
+    serve: Annotated[bool, opt.option("Move tiers, steps and strategy on a page of this machine.", "--serve")] = False
     quiet: opt.Quiet = False
 
 
@@ -79,10 +83,10 @@ def plan_command(
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
         asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
-    if flags.output and flags.output.suffix == ".html":
-        raise InputError(f"-o saves the plan itself, as JSON or as a folder. For its page: --html {flags.output}.")
-    if flags.html:
-        check_replaceable(flags.html)
+    _check_files(flags)
+    if flags.serve:
+        _serve(asked, flags)
+        return
     plan = asked.plan()
     others = [asked.plan(name) for name in flags.compare or []]
     if flags.output:
@@ -94,6 +98,21 @@ def plan_command(
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
+
+
+def _check_files(flags: PlanFlags) -> None:
+    if flags.output and flags.output.suffix == ".html":
+        raise InputError(f"-o saves the plan itself, as JSON or as a folder. For its page: --html {flags.output}.")
+    if flags.html:
+        check_replaceable(flags.html)
+
+
+def _serve(asked: Asked, flags: PlanFlags) -> None:
+    from .serve import serve_plan  # needs starlette and uvicorn
+
+    if flags.as_json or flags.risk or flags.compare:
+        raise InputError("--serve shows odds and comparisons on its page; leave out --json, --risk and --compare.")
+    serve_plan(asked, partial(_save, output=flags.output) if flags.output else None, flags.output, flags.html)
 
 
 def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config: bool) -> None:

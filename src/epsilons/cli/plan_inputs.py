@@ -198,12 +198,16 @@ class Asked:
     plan   None or the name of another strategy -> the plan
     about  what the page of the plan says beside the plan
     classes, names  how tiers and classes go together, and what the classes are called; None if it is not declared
+    changed  of a config, with flags in the place of its keys: None or other budgets -> the plan
+    budgets  of a config, those of its people
     """
 
     plan: Callable[..., Plan]
     about: About
     classes: Mapping[float, Sequence[float]] | None = None
     names: Sequence[str] = ()
+    changed: Callable[[RecipeFlags, Budgets | None], Plan] | None = None
+    budgets: Budgets | None = field(default=None, repr=False)
 
 
 def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
@@ -219,7 +223,14 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list
     found = prepare.budgets_to_train(config, file.parent)
     table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
-    return Asked(make, _about(config, file.stem, table), config.tied_classes, config.class_names)
+
+    def changed(flags: RecipeFlags, moved: Budgets | None) -> Plan:
+        other, people = read_config(file, (*settings_of(recipe, texts), *flags.settings())), moved or found
+        return prepare.plan_for(other, people, prepare.recipe_for(other, people))
+
+    return Asked(
+        make, _about(config, file.stem, table), config.tied_classes, config.class_names, changed, budgets=found
+    )
 
 
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:

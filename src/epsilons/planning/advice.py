@@ -167,10 +167,12 @@ def advise(
     runs: int = 1,
     select: Selection | None = None,
     class_noise: float | None = None,
+    excesses: bool = True,
 ) -> Advice:
     """Uniform, exclude at several thresholds, Scale, Mix and Sample side by side.
 
     runs, select, class_noise  as for `plan`: how many runs share the budgets, and whether they count classes
+    excesses                   False leaves out bayes_excess and tail_excess, which take most of the time: they are NaN
 
     Ways that cannot keep every promise, or leave too few records, are left out. Raises InfeasibleBudgetError if
     uniform cannot meet the strictest budget.
@@ -192,11 +194,11 @@ def advise(
         name = f"exclude below {threshold:.3g}{declared}" if is_shown else "exclude some"
         candidates.append((name, functools.partial(make, "exclude", threshold=float(threshold))))
     candidates += [(name, functools.partial(make, name)) for name in ("scale", "mix", "sample")]
-    ways, plans = [_way("uniform", uniform, uniform)], [uniform]
+    ways, plans = [_way("uniform", uniform, uniform, excesses)], [uniform]
     for name, candidate in candidates:
         try:
             made = candidate()
-            ways.append(_way(name, made, uniform))
+            ways.append(_way(name, made, uniform, excesses))
         except (PlanError, PromiseError):
             continue
         plans.append(made)
@@ -230,11 +232,13 @@ def _signal(plan: Plan) -> float:
     return float(plan.counts @ (phase.sample_rate / phase.noise_multiplier))
 
 
-def _way(name: str, plan: Plan, uniform: Plan) -> Way:
+def _way(name: str, plan: Plan, uniform: Plan, with_excesses: bool) -> Way:
     phase = plan.phases[0]
     signals = plan.counts * phase.sample_rate / phase.noise_multiplier
     # Uniform is Scale at the strictest budget. Under exclude the rate depends on how many others are left out.
-    excesses = np.zeros(2) if name == "uniform" else excess(risk(plan, _spread(len(plan.groups), _MOST_LEVELS)))
+    excesses = np.zeros(2) if with_excesses else np.full(2, math.nan)
+    if with_excesses and name != "uniform":
+        excesses = excess(risk(plan, _spread(len(plan.groups), _MOST_LEVELS)))
     return Way(
         name=name,
         signal=_signal(plan) / _signal(uniform),

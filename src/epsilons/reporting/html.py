@@ -135,6 +135,11 @@ def compare_page(content: SideBySide) -> str:
     return _template("compare.html.jinja").render(page=content, mark=Markup(PLAN_MARK), model=advice.MODEL)
 
 
+def serve_page(nonce: str, values: Mapping[str, Any]) -> str:
+    """The page of `epsilons plan --serve`. It is internal. values: what the script begins with, as JSON."""
+    return _template("serve.html.jinja").render(nonce=nonce, values=values)
+
+
 def sheet_page(mark: str, language: str, right: int, texts: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     """A sheet for the people of a tier. sections: name -> paragraphs"""
     template = _template("sheet.html.jinja")

@@ -113,12 +113,15 @@ class _Way:
     signals: FloatArray
 
 
-def make_page(plan: Plan, about: About) -> PlanPage:
-    """The content of the page of a plan. Takes a second or two: five more plans are made for comparison."""
+def make_page(plan: Plan, about: About, *, alone: bool = False) -> PlanPage:
+    """The content of the page of a plan. Takes a second or two: five more plans are made for comparison.
+
+    alone  True leaves the other strategies out of the tables; the verdict still compares them
+    """
     is_suppressed = has_small_cells(plan.groups)
     rows = display_rows(plan.groups, about.tiers, release=is_suppressed, most=MOST_ROWS)
     advice = None if is_suppressed else _advice(plan)
-    ways = [] if advice is None else _ways(plan, advice)
+    ways = [] if advice is None else _ways(plan, advice)[: 1 if alone else None]
     return PlanPage(
         about=about,
         plan=plan,
@@ -183,7 +186,7 @@ def side_by_side(plans: Mapping[str, Plan]) -> SideBySide:
         raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
     pages = tuple(make_page(plan, About(name=name)) for name, plan in plans.items())
     most = {tier.label: tier.most for page in pages for tier in page.tiers}
-    facts, columns = [_of_plan(page) for page in pages], [_of_tiers(page) for page in pages]
+    facts, columns = [of_plan(page) for page in pages], [of_tiers(page) for page in pages]
     tables = [
         _beside(title, [column.get(title, {}) for column in columns], sorted(most, key=lambda label: most[label]))
         for title in dict.fromkeys(title for column in columns for title in column)
@@ -197,12 +200,14 @@ def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[s
     return Comparison(title, tuple((label, tuple(column.get(label, "–") for column in columns)) for label in labels))
 
 
-def _of_plan(page: PlanPage) -> dict[str, str]:
+def of_plan(page: PlanPage) -> dict[str, str]:
+    """What a comparison shows of a plan: text by name."""
     found = {f"{page.plan.unit}s": f"{page.plan.records:,}", **page.facts}
     return {name: text for name, text in found.items() if name != "made by" and "digest" not in name}
 
 
-def _of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
+def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
+    """What a comparison shows of its tiers: title -> label -> text."""
     tables = {
         "How many": {tier.label: "<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers},
         "ε spent": {tier.label: tier.spent for tier in page.tiers},
@@ -215,7 +220,8 @@ def _advice(plan: Plan) -> Advice:
     """All strategies for the plan's own groups."""
     budgets = Budgets.of_groups(plan.groups, plan.unit)
     recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
-    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs, select=plan.select, class_noise=plan.class_noise)
+    shared = {"runs": plan.runs, "select": plan.select, "class_noise": plan.class_noise}
+    return advise(budgets, recipe, plan.accountant_fn, **shared, excesses=False)  # type: ignore[arg-type]
 
 
 def _ways(plan: Plan, advice: Advice) -> list[_Way]:
