@@ -233,11 +233,6 @@ def test_three_controls_are_moved_compared_saved_and_kept_over_a_reload(tmp_path
                     "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
                 )
                 assert page.run("document.documentElement.scrollWidth") <= width
-                if "EPSILONS_SHOTS" in os.environ:
-                    import base64
-
-                    shot = page.send("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-                    Path(os.environ["EPSILONS_SHOTS"], f"{width}.png").write_bytes(base64.b64decode(shot))
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
     finally:
