@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from epsilons import Budgets, Recipe, plan
+from epsilons import Budgets, Recipe, plan, report
 from epsilons.data.tables import Features
 from epsilons.errors import PromiseError, RunError
 from epsilons.ledger import model_file, signatures
-from epsilons.reporting import annex
+from epsilons.reporting import annex, sheets
 from epsilons.reporting.load_run import load_run
 from program import CONFIG, change, epsilons, people
 from test_operate import SCHEMAS, problems
@@ -209,6 +209,7 @@ def test_nothing_internal_is_in_an_annex(tmp_path):
             "80.0",
         ):
             assert secret not in shown, (name, secret)
+        assert "first table" not in shown
 
 
 def test_a_run_that_was_changed_after_it_was_signed_has_no_annexes(tmp_path):
@@ -216,6 +217,9 @@ def test_a_run_that_was_changed_after_it_was_signed_has_no_annexes(tmp_path):
     (path / "audit.json").unlink()
     with pytest.raises(PromiseError, match=r"audit\.json is missing since"):
         annex.save_annexes(path, tmp_path / "out")
+    for read in (report, lambda path: sheets.save_sheets(path, tmp_path / "out")):
+        with pytest.raises(PromiseError, match=r"audit\.json is missing since"):
+            read(path)
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import re
-import runpy
 import signal
 import tempfile
 import tomllib
@@ -240,7 +239,7 @@ def test_both_epoch_conventions_give_the_published_steps(convention, records, ba
 
 
 def test_the_reference_page_describes_the_keys_as_the_code_does():
-    page = runpy.run_path(str(ROOT / "docs" / "config_page.py"))["config_keys"]()
+    page = epsilons("docs", "config").out
     rows = dict(re.findall(r"^`(\w+)`.*\n:   (.+)$", page, flags=re.M))
     for name in get_args(TrainingSection.model_fields["optimizer"].annotation):
         assert name in rows["optimizer"].partition("One of")[2]

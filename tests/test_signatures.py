@@ -105,6 +105,9 @@ def test_a_changed_byte_of_the_evidence_of_a_run_is_found(copy):
 
 
 def test_files_that_come_or_go_are_found_and_those_made_anew_are_not(copy):
+    shutil.copytree(copy / "runs", "again")
+    epsilons("report", "again/people-1", "-q").succeeded()
+    assert wrong(Path("again/people-1")) == [None]
     (RUN / "audit.json").write_text("{}")
     assert wrong(RUN) == ["audit.json is new since"]
     (RUN / "audit.json").unlink()
@@ -114,8 +117,6 @@ def test_files_that_come_or_go_are_found_and_those_made_anew_are_not(copy):
     assert wrong(RELEASE) == [None]
     (RELEASE / "extra/code.sig").write_text("x")
     assert wrong(RELEASE) == ["extra/code.sig is new since"]
-    shutil.copytree(copy / "runs", "again")
-    epsilons("report", "again/people-1", "-q").succeeded()
     (Path("again/people-1/metrics.jsonl")).write_text((RUN.parent / "people-1/plan.json").read_text())
     assert wrong(Path("again/people-1")) == ["metrics.jsonl was changed since"]
 

@@ -307,6 +307,10 @@ def docs_command(
     titles = {name: next(line for line in text.split("\n") if line[:2] == "# ")[2:] for name, text in texts.items()}
     if page is not None:
         text = named(texts, page, "page of the documentation")
+        if page == "config":
+            from ..configs.config import config_keys
+
+            text += config_keys()
         print(json_text({"page": page, "markdown": text}) if as_json else text)
         return
     lines = [f"{name:<24} {title}" for name, title in titles.items()]

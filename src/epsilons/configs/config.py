@@ -1,14 +1,15 @@
 """The config file of a training run: its keys, and their checks, which need no data.
 
-A docstring below a key describes it in the documentation (docs/config_page.py).
+A docstring below a key describes it in the documentation (`config_keys`).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -522,3 +523,23 @@ class Config(_Section):
         tied, tiers, names = self.budgets.classes, self.budgets.levels, self.class_names
         rows = {tier: [row.get(name, 0.0) for name in names] for tier, row in (tied or {}).items()}
         return {float(tier if tiers is None else tiers[tier]): row for tier, row in rows.items()} or None
+
+
+def config_keys() -> str:
+    """Every section and key of a config file, as Markdown."""
+    lines = []
+    for name, field in Config.model_fields.items():
+        # A section that may be missing is a union with None.
+        section: Any = next((part for part in get_args(field.annotation) if part is not type(None)), field.annotation)
+        lines += ["", f"## [{name}]", "", inspect.cleandoc(section.__doc__ or "")]
+        for key, value in section.model_fields.items():
+            lines += ["", f"`{key}`{_default(value)}", f":   {' '.join(value.description.split())}"]
+    return "\n".join(lines) + "\n"
+
+
+def _default(value: Any) -> str:
+    if value.is_required():
+        return ", required"
+    if isinstance(value.default, bool):
+        return f", default `{str(value.default).lower()}`"
+    return f", default `{value.default}`" if value.default not in (None, [], {}, "") else ""

@@ -67,7 +67,6 @@ def save_annexes(path: str | Path, folder: Path, accountant: Accountant | None =
     """
     record = load_run(path, accountant)
     signed = (*signatures.signatures(record.path), *signatures.before(record.path))
-    signatures.check_signed(signed, [], path)
     files = {folder / name: content for name, content in annexes(record, signed).items()}
     if taken := [file for file in files if file.exists()]:
         raise RunError(f"{taken[0]} exists already. Authors complete annexes, so none is replaced: name a new folder.")
@@ -94,6 +93,9 @@ def facts(record: RunRecord, signed: Sequence[signatures.Signature] = ()) -> dic
     content = make_content(record, release=True)
     rows, records, lines = content.groups, record.plan.records, content.guarantee.split("\n")
     return vars(content) | {
+        "summary": [
+            text.replace("The first table lists the", "Listed further below are the") for text in content.summary
+        ],
         "guarantee": {name: [line for line in lines if mark in line] for name, mark in _LINES.items()},
         "rows": [_row(group, content) for group in rows],
         "records": records if records >= SMALLEST_SHOWN else None,

@@ -17,6 +17,7 @@ from .._version import __version__
 from ..accounting import Accountant
 from ..core.files import sha256_of
 from ..errors import RunError
+from ..ledger import signatures
 from ..ledger.account import read
 from ..ledger.run_folder import SCHEMA, RunFolder, read_metrics
 from ..ledger.run_json import MetricsRow, PlanSlot, RunSettings
@@ -60,7 +61,8 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     """Load and check a run's folder. accountant: the function that certified the plan, if not one of the library's.
 
     Raises RunError if the folder holds no run or its files are damaged or contradict one another, BudgetExceededError
-    if its plan exceeds the budgets, LedgerError if its ledger was altered or belongs to another plan.
+    if its plan exceeds the budgets, LedgerError if its ledger was altered or belongs to another plan, PromiseError if
+    it was changed after it, or its plan, was signed.
     """
     folder = RunFolder(Path(path))
     _check_folder(folder)
@@ -70,6 +72,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
     _check_slot(settings.plan_slot, plan, folder)
+    signatures.check_signed((*signatures.signatures(folder.path), *signatures.of_run(folder, plan)), [], folder.path)
     return RunRecord(
         path=folder.path,
         plan=plan,
