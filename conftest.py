@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ BESIDE = ROOT.parent / "shared" / "data"
 if BESIDE.is_dir():
     os.environ.setdefault("EPSILONS_DATA", str(BESIDE))
 
+
+#: Modules of extras that are not installed have no examples to run.
+EXTRAS = {"nvflare": "src/epsilons/nvflare", "starlette": "src/epsilons/cli/serve.py"}
+collect_ignore = [path for package, path in EXTRAS.items() if find_spec(package) is None]
 
 #: Runs of tests are not counted in the home folder of the person who runs them.
 os.environ["EPSILONS_COUNT_RUNS"] = "0"

@@ -322,7 +322,8 @@ def test_a_delta_of_one_s_own_for_everyone_is_kept():
     np.testing.assert_array_equal(made.delta, budgets.delta)
     for group in random.integers(len(budgets.epsilons), size=25):
         row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
-        assert pld.epsilon([row], float(made.delta[group])) == pytest.approx(made.epsilon_spent()[group], rel=1e-9)
+        own = pld.epsilon([row], float(made.delta[group]))
+        assert own <= made.epsilon_spent()[group] <= 1.001 * own  # of so many groups by chords
     assert (made.epsilon_spent() <= made.epsilons).all()
 
 

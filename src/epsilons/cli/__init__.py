@@ -67,7 +67,7 @@ COMMANDS = {
         "charged for what it did, and gives the rest back.",
     ),
     "docs": ("results", "Print a page of the documentation, as Markdown, or the names and titles of all pages."),
-    "consent": ("consent_check", "Who takes part, by a list or a registry."),
+    "consent": ("audit", "Who takes part, by a list or a registry."),
 }
 
 

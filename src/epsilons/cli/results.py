@@ -299,9 +299,7 @@ def docs_command(
 ) -> None:
     """Print a page of the documentation, as Markdown, or the names and titles of all pages."""
     if schemas:
-        print(
-            (Path(__file__).parents[1] / "reporting" / "templates" / "schemas.json").read_text(encoding="utf-8"), end=""
-        )
+        print((Path(__file__).parents[1] / "reporting" / "schemas.json").read_text(encoding="utf-8"), end="")
         return
     texts = {name: file.read_text(encoding="utf-8") for name, file in pages().items()}
     titles = {name: next(line for line in text.split("\n") if line[:2] == "# ")[2:] for name, text in texts.items()}
