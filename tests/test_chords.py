@@ -75,6 +75,33 @@ def test_bounds_are_a_little_above_those_of_a_finer_grid(case):
     assert computed.any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(200))
+def test_bounds_hold_on_random_lines(case):
+    random = np.random.default_rng([1, case])
+    steps, rate, noise = (
+        int(10 ** random.uniform(1.7, 4.5)),
+        10 ** random.uniform(-4, 0),
+        np.exp(random.uniform(-0.8, 3)),
+    )
+    delta, of_noise = 10 ** random.uniform(-9, -2), bool(random.integers(2))
+    common = chords.Line(rate if of_noise else noise, steps, of_noise)
+    values = (noise if of_noise else rate) * np.exp(random.uniform(-0.05, 0.05, 3))
+    values = values if of_noise else np.minimum(values, 1.0)
+    bounds = chords.epsilons(common, values, np.full(3, delta))
+    for value, bound in zip(values, bounds, strict=True):
+        one = common.mechanism(float(value))
+        finest = max(pld.fitted_grid(one) / 4, pld.reach(one) / 1e6)
+        assert np.isnan(bound) or pld.epsilon([one], delta, grid=finest) <= bound * (1 + 1e-9)
+
+
+def test_the_phase_of_a_loss_is_exact_after_very_many_steps():
+    sums = chords.Sums(1.0, 1, 0, 0, 2**22, np.array([2**21 - 1]), np.ones((1, 1), complex), np.zeros(1))
+    index = 10**14 + 7  # its product with the frequency is above 2⁶³
+    exact = (index * (2**21 - 1)) % 2**22  # of Python's integers
+    assert sums.turned(np.array([[index]]))[0, 0] == pytest.approx(np.exp(2j * np.pi * exact / 2**22), abs=1e-9)
+
+
 def many_budgets(count=200, records=100_000):
     return epsilons.Budgets(np.linspace(1.0, 2.0, count)[np.arange(records) % count], delta=1e-6)
 

@@ -140,11 +140,11 @@ class Sums:
     spacing       nats between neighbouring losses
     steps         number of steps
     lowest        the smallest loss of the sums, in spacings
+    first         its index, from which the transform counts
     length        number of points of the transform
     frequency     (kept,) of the coefficients that are not negligible
     coefficients  (nodes, kept) of one step
     infinite      (nodes,) probability that one step's loss is infinite
-    first         index of the smallest loss of the sums, from which the transform counts
     """
 
     spacing: float
@@ -157,8 +157,8 @@ class Sums:
     infinite: FloatArray
 
     def turned(self, index: IntArray) -> npt.NDArray[np.complex128]:
-        """e^{2πi·frequency·index/length}; the product is exact before it is divided. index: (rows, 1)"""
-        return np.asarray(np.exp(2j * np.pi / self.length * (self.frequency * index % self.length)))
+        """e^{2πi·frequency·index/length}; the integers are exact, and stay below length². index: (rows, 1)"""
+        return np.asarray(np.exp(2j * np.pi / self.length * (self.frequency * (index % self.length) % self.length)))
 
     def of(self, safe: IntArray, unsafe: IntArray, chance: FloatArray) -> Mixtures:
         """The sums of rows between two nodes, with these chances of the unsafe one."""
@@ -199,7 +199,7 @@ class Mixtures:
         with np.errstate(divide="ignore", invalid="ignore"):
             plain = np.where(sums.frequency == 0, left[:, None], (start - end) / (1 - z))
         decayed = (start - np.exp(-sums.spacing * left)[:, None] * end) / (1 - math.exp(-sums.spacing) * z)
-        scale = np.exp(epsilons - sums.spacing * (sums.lowest + above))
+        scale = np.exp(np.minimum(epsilons - sums.spacing * (sums.lowest + above), 700.0))  # times 0 beyond the last
         mass, falls = ((self.weighted * part).real.sum(axis=1) for part in (plain, decayed))
         return mass - scale * falls + self.infinite, scale * falls
 
@@ -208,7 +208,7 @@ class Mixtures:
         return Mixtures(self.sums, self.weighted[rows], self.infinite[rows])
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)  # of at most 9 MB each, mostly of less than 1
 def _block(common: Line, block: int, points: float) -> tuple[Sums, Sums] | None:
     """The sums of removing and of adding; None where they would need too much memory, or rounding would show."""
     mechanisms = [common.mechanism(float(node)) for node in common.nodes(block)]
@@ -268,7 +268,6 @@ def _solved(directions: Sequence[Mixtures], deltas: FloatArray, allowed: float) 
 def _root(mixtures: Mixtures, target: FloatArray, start: FloatArray) -> FloatArray:
     """(rows,) an epsilon with at most this divergence, and hardly less: Newton's method for its logarithm."""
     part = _PART + _ROUNDING / np.maximum(target, SMALLEST_DELTA)
-    aim = np.log(np.where(target > mixtures.infinite, target, np.nan)) + np.log1p(-part)
     aim = np.log(np.where(target > mixtures.infinite, target, np.nan)) + np.log1p(-part)
     x, low, high, out = start.copy(), start.copy(), np.full(len(start), np.inf), np.full(len(start), np.nan)
     for _ in range(60):

@@ -131,7 +131,7 @@ def before(path: Path) -> tuple[Signature, ...]:
 def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:
     """Raise PromiseError if a signature does not fit, or one of these keys or fingerprints signed nothing."""
     if wrong := [one for one in given if one.wrong]:
-        raise PromiseError(f"{what}: {wrong[0]}.")
+        raise PromiseError(f"{what}: {wrong[0]}. Restore what was signed, or have it signed again.")
     keys = {one.values["public_key"] for one in given}
     if missing := [key for key in wanted if key not in keys | set(map(fingerprint, keys))]:
         raise PromiseError(f"{what} is not signed with the key {missing[0]}. Its holder signs with: epsilons sign")

@@ -8,7 +8,7 @@
     from = ["about.purpose"]   # keys of `facts`; the question is open if none of them has a value
     says = "…"                 # what holds for every run: an answer if there is no `from`, else shown before it
     authors = "…"              # what the authors have to write where it is open
-    field = "basic.name"       # only in a form that has JSON of its own: where the answer stands; [] is a list of one
+    field = "basic.name"       # only in a form with its own JSON: the path of the answer in it; [] is a list of one
 
 An annex leaves the house. Everything in it comes from the report's version for release, so it keeps to the rule of 20,
 from texts of the caller, or from names of columns, which a model card shows too.
