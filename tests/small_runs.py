@@ -212,8 +212,22 @@ class Training:
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ledger."""
-    return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    """The lines of a run's ledger; a line that is only an update's hash is written out."""
+    found: list[dict[str, Any]] = []
+    block: dict[str, Any] = {}
+    following: list[int] = []  # (phases,) the step after the last update of the present epoch
+    for line in map(json.loads, (run_dir / "ledger.jsonl").read_text().split("\n")[:-1]):
+        if isinstance(line, str):
+            place = {"epoch": block["epoch"], "phase": block["phase"], "step": following[block["phase"]]}
+            line = {"kind": "update", **place, "update": line}
+        if line["kind"] == "key":
+            following = list(line["start"])
+        if line["kind"] == "reserve":
+            block = line
+        if line["kind"] == "update":
+            following[line["phase"]] = line["step"] + 1
+        found.append(line)
+    return found
 
 
 def epochs(run_dir: Path) -> list[int]:

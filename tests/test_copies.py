@@ -23,7 +23,7 @@ from epsilons.ledger.ledger import Ledger, line_hash
 from epsilons.training.noisy_update import NoisyUpdate
 from epsilons.training.within_draws import Turns
 from shares import share
-from small_runs import a_model, blocks_of, epochs, everyone, losses_of, parameters_of, private_over, same
+from small_runs import a_model, blocks_of, epochs, everyone, lines, losses_of, parameters_of, private_over, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCK = 4
@@ -114,7 +114,7 @@ def of_another_run(ledger: Path, other: Path) -> None:
 def updates_removed(ledger: Path, other: Path) -> None:
     """With a new chain of hashes."""
     last, written = "0" * 64, []
-    for line in map(json.loads, ledger.read_text().splitlines()):
+    for line in lines(ledger.parent):
         if line["kind"] != "update":
             body = {key: value for key, value in line.items() if key != "hash"} | {"prev": last}
             last = line_hash(body)

@@ -7,10 +7,12 @@ fsync, and cut the file back to that.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -63,12 +65,17 @@ def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
 
 
+def a_hash(text: str) -> str:
+    """In the form of an update's."""
+    return hashlib.md5(text.encode()).hexdigest()
+
+
 def advance(ledger: Ledger, steps: int, records: bool = False) -> Ledger:
     """Charge the first steps of the first phase, and record the hashes of their updates."""
     for step in range(steps):
         ledger.charge(0, step)
         if records:
-            ledger.record(0, step, f"{step:064x}")
+            ledger.record(0, step, f"{step:032x}")
     return ledger
 
 
@@ -239,15 +246,16 @@ def test_a_process_that_is_killed_leaves_the_hash_of_every_update(tmp_path):
     os.waitpid(child, 0)
     again = Ledger.resume(plan, path)
     for step in range(60):
-        assert again.record(0, step, f"{step:064x}")
+        assert again.record(0, step, f"{step:032x}")
         assert not again.record(0, step, "another")
     again.close()
     assert read_account(path, plan).closed == (64,)
 
 
+@pytest.mark.parametrize("hashed", [lambda text: text, a_hash], ids=["other texts", "hashes"])
 @pytest.mark.parametrize("is_resumed", [True, False], ids=["resumed", "in one process"])
 @pytest.mark.parametrize("is_mirror", [False, True], ids=["on disk", "mirror"])
-def test_the_hash_of_every_update_is_remembered_under_every_key(tmp_path, is_resumed, is_mirror):
+def test_the_hash_of_every_update_is_remembered_under_every_key(tmp_path, is_resumed, is_mirror, hashed):
     """In every epoch, another sum under a noise that was used already must not be applied."""
     plan, path = plan_of(60, 40), tmp_path / "ledger.jsonl"
     ledger = Ledger(plan, path, key="key 0", block=5)
@@ -258,15 +266,16 @@ def test_the_hash_of_every_update_is_remembered_under_every_key(tmp_path, is_res
         steps = [(phase, start[phase] + i) for phase in (0, 1) for i in range(7)]
         for phase, step in steps:
             ledger.charge(phase, step)
-            assert ledger.record(phase, step, f"{epoch} {phase} {step}")  # what an earlier key gave does not count
+            # What an earlier key gave does not count.
+            assert ledger.record(phase, step, hashed(f"{epoch} {phase} {step}"))
         if is_resumed:
             ledger.suspend()
             ledger = Ledger.resume(plan, path, block=5)
         asked = ledger.mirror() if is_mirror else ledger
         for phase, step in steps:
-            assert asked.record(phase, step, f"{epoch} {phase} {step}"), (epoch, phase, step)
-            assert not asked.record(phase, step, "another"), (epoch, phase, step)
-            assert not asked.record(phase, step, f"{epoch - 1} {phase} {step}"), (epoch, phase, step)
+            assert asked.record(phase, step, hashed(f"{epoch} {phase} {step}")), (epoch, phase, step)
+            assert not asked.record(phase, step, hashed("another")), (epoch, phase, step)
+            assert not asked.record(phase, step, hashed(f"{epoch - 1} {phase} {step}")), (epoch, phase, step)
 
 
 def test_the_file_of_each_key_is_remembered(tmp_path):
@@ -435,6 +444,114 @@ def test_a_ledger_never_replaces_another(tmp_path):
         Ledger(plan_of(100), tmp_path / "no folder" / "ledger.jsonl")
 
 
+# -- many steps --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_takes_at_most_60_bytes_and_a_ledger_is_read_in_little_memory(tmp_path):
+    plan, path, steps = plan_of(50_000), tmp_path / "ledger.jsonl", 50_000
+    ledger = advance(Ledger(plan, path), steps, records=True)
+    ledger.sync()
+    assert ledger.has_line(ledger.last_line)
+    ledger.suspend()
+    assert path.stat().st_size <= 60 * steps
+    tracemalloc.start()
+    again = Ledger.resume(plan, path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 40 * steps
+    for step in range(0, steps, 997):
+        assert again.record(0, step, f"{step:032x}")
+        assert not again.record(0, step, f"{step + 1:032x}")
+
+
+def updates(path: Path, steps: int, block: int = 10) -> list[bytes]:
+    """The lines of a ledger after so many updates."""
+    advance(Ledger(plan_of(100), path, block=block), steps, records=True).suspend()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("change", ["left out", "doubled", "exchanged", "altered", "in capitals"])
+def test_updates_altered_before_another_line_are_detected(tmp_path, change):
+    path = tmp_path / "ledger.jsonl"
+    lines = updates(path, 25)
+    at = next(number for number, line in enumerate(lines) if line.startswith(b'"')) + 3
+    before, this, after = lines[:at], lines[at], lines[at + 1 :]
+    altered = {
+        "left out": [],
+        "doubled": [this, this],
+        "exchanged": [after[0], this],
+        "altered": [this.replace(b"3", b"4")],
+        "in capitals": [a_hash("another").upper().encode()],
+    }[change]
+    path.write_bytes(b"".join([*before, *altered, *after[change == "exchanged" :]]))
+    with pytest.raises(LedgerError, match="was altered"):
+        read_charges(path, plan_of(100))
+
+
+def test_an_altered_last_update_is_not_replayed(tmp_path):
+    """No later line continues it. What comes out otherwise than the file says is not applied."""
+    path = tmp_path / "ledger.jsonl"
+    lines = updates(path, 25)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b"18", b"19"))
+    again = Ledger.resume(plan_of(100), path)
+    assert again.record(0, 23, f"{23:032x}")
+    assert not again.record(0, 24, f"{24:032x}")
+
+
+def test_half_a_line_of_an_update_is_removed(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    whole = b"".join(updates(path, 25))
+    for cut in (1, 2, 20, 34):
+        path.write_bytes(whole[:-cut])
+        again = Ledger.resume(plan_of(100), path)
+        assert again.charged == (30,)
+        assert again.record(0, 24, f"{24:032x}")
+        again.suspend()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("where", ["before a block", "beyond the block", "after the end", "first", "no hash", "a list"])
+def test_updates_that_no_ledger_writes_are_refused(tmp_path, where):
+    path = tmp_path / "ledger.jsonl"
+    lines, update = updates(path, 30), json.dumps(a_hash("another")).encode() + b"\n"
+    if where == "after the end":
+        Ledger.resume(plan_of(100), path).close()
+        lines = path.read_bytes().splitlines(keepends=True)
+    forged = {
+        "before a block": [*lines[:2], update],
+        "beyond the block": [*lines, update],
+        "after the end": [*lines, update],
+        "first": [update, *lines],
+        "no hash": [*lines[:-1], b'"something else that is no update."\n'],
+        "a list": [*lines, b"[" + update.strip() + b"]\n"],
+    }
+    path.write_bytes(b"".join(forged[where]))
+    with pytest.raises(LedgerError, match="was altered"):
+        read_charges(path, plan_of(100))
+
+
+def test_a_ledger_of_an_earlier_version_is_continued(tmp_path):
+    """Its updates have lines with all keys."""
+    path = tmp_path / "ledger.jsonl"
+    updates(path, 25)
+    written, last, step = [], "0" * 64, 0
+    for line in map(json.loads, path.read_text().splitlines()):
+        if isinstance(line, str):
+            line, step = {"kind": "update", "epoch": 0, "phase": 0, "step": step, "update": line}, step + 1
+        body = {key: value for key, value in line.items() if key != "hash"} | {"prev": last}
+        last = line_hash(body)
+        written.append(json.dumps(body | {"hash": last}) + "\n")
+    path.write_text("".join(written))
+    ledger = Ledger.resume(plan_of(100), path, block=10)
+    assert ledger.last_line == last
+    advance(ledger, 45, records=True).close()
+    assert path.read_text().startswith("".join(written))
+    again = Ledger.resume(plan_of(100), path)
+    assert again.charged == (45,)
+    for step in range(45):
+        assert again._account.update(0, step) == f"{step:032x}"
+
+
 # -- what it shows -------------------------------------------------------------------------------------------------
 
 
@@ -523,7 +640,7 @@ def test_an_interrupt_at_any_line_leaves_a_ledger_that_can_be_closed_and_read(tm
         for step in range(6):
             ledger.charge(0, step)
             steps.append(step)
-            assert ledger.record(0, step, f"update {step}")
+            assert ledger.record(0, step, f"{step:032x}")
         getattr(ledger, then)()
 
     complete = Ledger(plan, tmp_path / "complete", block=2)

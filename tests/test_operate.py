@@ -31,6 +31,7 @@ from epsilons.training import checkpoints
 from pages import blocks
 from program import CONFIG, change, epsilons, people
 from registries import VISITS
+from small_runs import lines
 
 URL = "sqlite:///people.db"
 STEPS = 150
@@ -198,7 +199,7 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_code_75_and_how_to_go_on(here)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     ledger = here / "runs/one/ledger.jsonl"
     deadline = time.monotonic() + 120
-    while not (ledger.exists() and '"update"' in ledger.read_text()) and time.monotonic() < deadline:
+    while not (ledger.exists() and '\n"' in ledger.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
@@ -207,7 +208,7 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_code_75_and_how_to_go_on(here)
     assert err.startswith("epsilons: terminated after ")
     assert "epsilons train people.toml --run-dir runs/one --continue" in err
     charged = int(err.split()[3].replace(",", ""))
-    updates = [line for line in map(json.loads, ledger.read_text().splitlines()) if line["kind"] == "update"]
+    updates = [line for line in lines(ledger.parent) if line["kind"] == "update"]
     assert len(updates) == charged  # the step was finished
     state = checkpoints.latest(here / "runs/one/checkpoints")
     assert state is not None

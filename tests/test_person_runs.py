@@ -40,7 +40,7 @@ from people import (
     visits,
     watch,
 )  # fmt: skip
-from small_runs import without_times
+from small_runs import lines, without_times
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = visits()
@@ -208,8 +208,7 @@ def test_a_run_that_is_cut_off_and_resumed_has_the_same_bits(
     trained(DATA, until=5, **kept)
     model = a_model()
     assert trained(DATA, model, resume=True, **kept) == whole
-    ledger = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    assert {line["epoch"] for line in ledger if "epoch" in line} == {0}, "one key"
+    assert {line["epoch"] for line in lines(tmp_path / "run") if "epoch" in line} == {0}, "one key"
 
 
 def test_a_run_is_not_resumed_with_rows_of_other_persons(tmp_path: Path):
@@ -230,10 +229,11 @@ def test_no_file_that_is_kept_depends_on_numbers_of_rows(tmp_path: Path):
     for data in (DATA, DATA.without(1)):
         run_dir = tmp_path / str(len(written))
         trained(data, run_dir=run_dir, rows_per_person=2, checkpoint_every=10**6)
-        ledger = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
-        lines = [{k: v for k, v in row.items() if k not in ("update", "prev", "hash", "file")} for row in ledger]
+        ledger = [
+            {k: v for k, v in row.items() if k not in ("update", "prev", "hash", "file")} for row in lines(run_dir)
+        ]
         files = {p.name: without_times(json.loads(p.read_text())) for p in run_dir.glob("*.json")}
-        written.append((lines, files))
+        written.append((ledger, files))
     assert written[0] == written[1]
     assert {"run.json", "plan.json"} <= {*written[0][1]}
 

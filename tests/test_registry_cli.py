@@ -29,6 +29,7 @@ from epsilons.planning import Plan
 from epsilons.registry import Registry, Reservation, Roster, Table, evidence
 from program import files
 from registries import VISITS, begin, downgrade, outside, reserve, table
+from small_runs import lines
 
 URL = "sqlite:///people.db"
 PASSWORD = "xyzzy"
@@ -515,9 +516,9 @@ def test_a_folder_is_compared_with_what_was_settled_by_its_name(interrupted, tmp
 
 def rewritten(ledger, **facts):
     """The lines with these facts in place of their own, or in the first line, under right hashes."""
-    lines, last = [], NO_LINE
-    for text in ledger.read_text().splitlines():
-        line = json.loads(text) | {"prev": last}
+    written, last = [], NO_LINE
+    for line in lines(ledger.parent):
+        line["prev"] = last
         if line["kind"] == "close" and "charged" in facts:
             line["charged"] = [facts["charged"]]
         if line["kind"] == "open" and "more" in facts:
@@ -525,8 +526,8 @@ def rewritten(ledger, **facts):
         if line["kind"] == "key" and "key" in facts:
             line["key"] = facts["key"]
         last = line["hash"] = line_hash(line)
-        lines.append(json.dumps(line) + "\n")
-    return "".join(lines)
+        written.append(json.dumps(line) + "\n")
+    return "".join(written)
 
 
 def test_migration_and_quarantine_say_what_comes_next(people):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from small_runs import lines
+
 from .adapters import Table, Trace, Trainer, record
 from .probes import mixed
 
@@ -67,10 +69,9 @@ def written(folder: Path) -> dict[str, object]:
         settings = json.loads((folder / "run.json").read_text())
         contents["run.json"] = {key: value for key, value in settings.items() if key not in ("started", "ended")}
     if "ledger.jsonl" in contents:
-        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         contents["ledger.jsonl"] = [
             {key: value for key, value in line.items() if key not in ("update", "prev", "hash", "file")}
-            for line in lines
+            for line in lines(folder)
         ]
     return contents
 

@@ -38,7 +38,7 @@ from ..core.mechanism import IntArray
 from ..errors import BudgetExceededError, EpsilonsError, EpsilonsWarning, LedgerError, RunError, printable
 from ..planning import Plan, display
 from . import account
-from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges
+from .account import SCHEMA, UPDATE, Account, Chain, line_hash, read, read_account, read_charges
 from .plan_folder import Slot
 
 # -- How a ledger is printed: the steps that are charged, and what they spend
@@ -164,7 +164,7 @@ class Ledger:
         self._block = block if path else 1
         self._account = Account(plan)
         self._used = [0] * len(plan.phases)  # steps before these may have been made in this epoch
-        self._last_hash = NO_LINE
+        self._chain = Chain()
         self._length = 0  # bytes of the lines in the account
         self._file: IO[str] | None = None
         self._closed = False
@@ -181,7 +181,7 @@ class Ledger:
         ledger._prepare(plan, path, block)
         ledger._open("r+")
         assert ledger._file is not None
-        ledger._account, ledger._last_hash, ledger._length = read(path, plan)
+        ledger._account, ledger._chain, ledger._length = read(path, plan)
         account = ledger._account
         if account.closed is not None:  # it can be shown, and nothing more can be charged
             ledger._file.close()
@@ -264,8 +264,8 @@ class Ledger:
 
     @property
     def last_line(self) -> str:
-        """Hash of the last line, and so of all lines; constant in memory."""
-        return self._last_hash
+        """Hash of all lines: of the last one, after `sync`. Constant in memory."""
+        return self._chain.hash
 
     def has_line(self, line_hash: str) -> bool:
         """True if the file has a line with this hash."""
@@ -351,12 +351,18 @@ class Ledger:
         """
         self._refuse_closed()
         self._refuse_lost()
-        known = self._account.updates.get((phase, step))
+        if not self.durable:  # in memory nothing is ever replayed
+            self._account.check_paid(phase, step)
+            return True
+        known = self._account.update(phase, step)
         if known is not None:
             return known == update
-        self._add({"kind": "update", "epoch": self.epoch, "phase": phase, "step": step, "update": update})
-        if not self.durable:
-            self._account.updates.clear()  # in memory nothing is ever replayed
+        text = f'"{update}"\n'
+        is_next = (phase, step) == (self._account.phase, self._account.next_step(phase))
+        if is_next and UPDATE.fullmatch(text):
+            self._add_update(text)
+        else:
+            self._add({"kind": "update", "epoch": self.epoch, "phase": phase, "step": step, "update": update})
         return True
 
     def is_new_round(self, of: str, number: int) -> bool:
@@ -383,9 +389,11 @@ class Ledger:
         self._block = steps
 
     def sync(self) -> None:
-        """Make every line durable."""
+        """Make every line durable, the last one with a hash of its own."""
         if not self._closed:
             self._refuse_lost()
+            if self._chain.updates:
+                self._add({"kind": "sync", "epoch": self.epoch})
             self._sync()
 
     def suspend(self) -> None:
@@ -442,7 +450,7 @@ class Ledger:
                 "lost, count all steps of the plan as charged, and start a new run."
             )
         if state.st_size != self._length:
-            self._account, self._last_hash, self._length = read(self._absolute_path, self.plan)
+            self._account, self._chain, self._length = read(self._absolute_path, self.plan)
             self._truncate()
             self._sync()
 
@@ -470,19 +478,32 @@ class Ledger:
 
     def _add(self, line: dict[str, Any], is_durable: bool = False) -> None:
         """Write a line if there is a file, and add it to the account. Only the last statement marks it as added."""
-        last_hash, length = self._last_hash, self._length
+        last_line, length = self._chain.last_line, self._length
         if self._file:
-            linked = line | {"prev": last_hash}
-            last_hash = linked["hash"] = line_hash(linked)
+            linked = line | {"prev": self._chain.hash}
+            last_line = linked["hash"] = line_hash(linked)
             text = json.dumps(linked) + "\n"  # ASCII, so as many bytes as characters
             length += len(text)
-            with self._closed_on_failure():
-                self._file.write(text)
+            self._write(text)
         if is_durable:
             self._sync()
         self._account.apply(line)
-        self._account.first_line = self._account.first_line or last_hash
-        self._last_hash, self._length = last_hash, length
+        self._account.first_line = self._account.first_line or last_line
+        self._chain.follow(last_line)
+        self._length = length
+
+    def _add_update(self, text: str) -> None:
+        """The same for the line of the next step's update."""
+        if self._file:
+            self._write(text)
+            self._chain.updates += text.encode()
+        self._account.apply_updates(text.encode())
+        self._length += len(text) if self._file else 0
+
+    def _write(self, text: str) -> None:
+        assert self._file is not None
+        with self._closed_on_failure():
+            self._file.write(text)
 
     def _sync(self, folder: bool = False) -> None:
         if self._file is None:

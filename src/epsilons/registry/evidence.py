@@ -98,8 +98,8 @@ def _read(registry: Registry, folder: RunFolder) -> tuple[str, Account, str]:
     if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
         raise RunError(f"{folder.path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
     plan = Plan.load(folder.plan)
-    account, last_line, _ = read(folder.ledger, plan)
-    return _run_of(registry, folder, plan, account), account, last_line
+    account, chain, _ = read(folder.ledger, plan)
+    return _run_of(registry, folder, plan, account), account, chain.hash
 
 
 def _closed(folder: RunFolder, account: Account) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     folder = RunFolder(Path(path))
     _check_folder(folder)
     plan = Plan.load(folder.plan, accountant)
-    account, last_hash, _ = read(folder.ledger, plan)
+    account, chain, _ = read(folder.ledger, plan)
     settings = _settings(folder)
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
@@ -83,7 +83,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         metrics=_metrics(folder, plan, settings),
         membership=_membership(folder, settings),
         hashes={name: sha256_of(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
-        last_hash=last_hash,
+        last_hash=chain.hash,
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
     )
