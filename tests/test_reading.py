@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+import epsilons
 from epsilons.draws.persons_rows import Persons
 from epsilons.draws.randomness import Randomness
+from epsilons.training import datasets
 from epsilons.training.datasets import PhysicalBatch, TensorSource, data_source
+from small_runs import a_model, blocks_of, epochs, private_over, some_data, train
 
 ROWS, CPU = 60, torch.device("cpu")
 RANDOMNESS = Randomness(bytes(range(32)))
@@ -176,3 +182,61 @@ def test_rows_of_a_tensor_are_those_of_their_indices_in_its_memory_format(kind: 
         assert batch.stride() == expected.stride()
         batch.zero_()  # a loop may write to its batch
     assert torch.equal(tensor, before)
+
+
+# -- data larger than memory ----------------------------------------------------------------------------------------
+
+
+def test_of_large_tensors_less_than_a_megabyte_is_in_the_fingerprint_unless_it_is_to_be_of_the_whole(tmp_path):
+    rows = 300_000
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 4096 * rows)  # no block of the disk is used
+    tensor = torch.from_file(str(tmp_path / "file"), shared=True, size=1024 * rows).view(rows, 1024)
+    source, hashed = TensorSource([tensor, torch.arange(rows)]), []
+    real = hashlib.blake2b
+
+    class Counting:
+        def __init__(self, *given: bytes, **settings: int) -> None:
+            self._real = real(*given, **settings)
+            self.digest, self.hexdigest = self._real.digest, self._real.hexdigest
+
+        def update(self, content: bytes) -> None:
+            hashed.append(len(content))
+            self._real.update(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashlib, "blake2b", Counting)
+        before = source.fingerprint()
+    assert 10_000 < sum(hashed) < 1e6
+    tensor[0, 0] = 1.0
+    assert source.fingerprint() != before
+    tensor[0, 0], tensor[1, 0] = 0.0, 1.0
+    assert source.fingerprint() == before
+
+
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_large_tensors_that_differ_get_no_noise_of_the_others(tmp_path, monkeypatch, is_seeded):
+    """Also where the fingerprint reads no row that differs."""
+    monkeypatch.setattr(datasets, "LARGE", 0)
+    monkeypatch.setattr(datasets, "_sampled", lambda records: [0, records - 1])
+    inputs, targets = (t.clone() for t in some_data())
+
+    def begun(values: Tensor, **options: Any) -> epsilons.Private:
+        torch.manual_seed(0)
+        model = a_model()
+        with blocks_of(4), private_over(model, (values, targets), **options) as private:
+            train(private, model, until=None if "resume" in options else 3)
+        return private
+
+    others = inputs.clone()
+    others[1:-1] += 1.0
+    if is_seeded:
+        keys = {begun(values, seed=1).ledger.key for values in (inputs, inputs.clone(), others)}
+        assert len(keys) == 2
+    else:
+        sampled = TensorSource([inputs, targets]).fingerprint()
+        assert sampled == TensorSource([others, targets]).fingerprint()
+        assert sampled != TensorSource([inputs + 1.0, targets]).fingerprint()
+        begun(inputs, run_dir=tmp_path / "run", checkpoint_every=10)
+        begun(others, run_dir=tmp_path / "run", checkpoint_every=10, resume=True)
+        assert epochs(tmp_path / "run") == [0, 1]

@@ -34,6 +34,8 @@ from .validation import are_columns, columns, named_columns, refuse_tables
 
 #: So many of a map-style data set's records at most are in its fingerprint.
 SAMPLED = 10
+#: Of tensors with more bytes than these, so many bytes of some rows are in the fingerprint. Reading all may take hours.
+LARGE, READ = 1 << 30, 1 << 19
 _CPU = torch.device("cpu")
 
 
@@ -105,14 +107,20 @@ class TensorSource:
         cut = tuple(_rows_of(t, rows.to(t.device)).to(device) for t in self._tensors)
         return cut if self._names is None else dict(zip(self._names, cut, strict=True))
 
-    def fingerprint(self) -> str:
-        """A hash of every value."""
+    def fingerprint(self, whole: bool = False) -> str:
+        """A hash of every value; of large tensors, of a few rows, unless it is to be of the whole.
+
+        If others differ when a run is resumed, an update that is made again differs from the ledger's: a new key.
+        """
         digest = hashlib.blake2b(digest_size=16)
         if self._names is not None:
             digest.update(repr(list(self._names)).encode())
-        for tensor in self._tensors:
+        is_large = sum(t.numel() * t.element_size() for t in self._tensors) > LARGE and not whole
+        for tensor in map(Tensor.detach, self._tensors):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            for part in torch.split(tensor.detach(), 4096):
+            some = READ // (SAMPLED * len(self._tensors) * tensor.element_size())
+            rows = (tensor[row].reshape(-1)[:some] for row in _sampled(len(self)))
+            for part in rows if is_large else torch.split(tensor, 4096):
                 digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
@@ -184,7 +192,7 @@ class DataLoaderSource:
         ((cause,),) = _loader(inspecting, [physical], min(self._workers, 1), tuple)
         return cause  # type: ignore[no-any-return]
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, whole: bool = False) -> str:
         """A hash of the type, the length and a few records: reading all of them may take hours.
 
         Each of these records is read twice, under the same generators. If the two differ, or one cannot be read, their
@@ -386,7 +394,8 @@ def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[A
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"A {type(dataset).__name__} cannot be read by index. Each record is drawn by its own coin, which needs a "
-            "map-style data set, with __len__ and __getitem__."
+            "map-style data set, with __len__ and __getitem__. A stream, shuffled in chunks or in a buffer, is no "
+            "sample that the proof covers: which records meet depends on where they lie."
         )
     return DataLoaderSource(dataset, num_workers, collate)  # type: ignore[arg-type]  # map-style, checked above
 

@@ -135,7 +135,8 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     decided = _decided(request, source, parameters, engine)
     decided.set_up_process()
     is_compared = request.folder.path is not None or ranks.is_distributed
-    contents = source.fingerprint() if is_compared or coins.seed is not None else ""
+    is_seeded = coins.seed is not None
+    contents = source.fingerprint(whole=is_seeded) if is_compared or is_seeded else ""
     # A number of rows of persons is private, so it is no part of what was decided, which is in run.json.
     largest = max(decided.max_physical_batch, persons.most if performance.max_physical_batch == "auto" else 1)
     check_size(persons, largest)
