@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit, risk_of
+from ..core.mechanism import Unit
 from ..planning import Plan, display
 from ..planning.plan_numbers import CURVE_POINTS, SHARES
 from .sentences import MOST_LISTED, listed, strategy
@@ -95,6 +96,65 @@ def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ..
     if seeded:
         points.append("Anyone who knows the seed of the config: it undoes the noise.")
     return tuple(points)
+
+
+# -- Several plans side by side: what differs, read off the cells that are shown
+
+PROMISED, COUNT, SHARE, NOISE = "Promised ε", "How many", "Share of the signal", "Noise"
+BY_PLAN, BY_PROMISE = "Right guesses of 100 under the plan", "Right guesses of 100 by the promise"
+HIDDEN = (
+    "Rare tiers are hidden, and so is all noise that was computed with them: fewer than 20 records hold some budget. "
+    "For internal use, plan.json and epsilons compare --json hold the numbers."
+)
+
+
+def compared(names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, str]]], unit: Unit) -> str:
+    """Which plan has the least noise, and which costs the smallest tier most. Numbers are compared as they are shown.
+
+    columns  of each plan: title -> tier -> cell
+    """
+    tiers = [tier for tier in columns[0][COUNT] if all(tier in column[COUNT] for column in columns)]
+    sizes = {tier: min(_numbers([column[COUNT][tier] for column in columns]), default=0.0) for tier in tiers}
+    smallest = min(filter(sizes.__getitem__, tiers), key=sizes.__getitem__, default=None)
+    is_hidden = any(NOISE not in column for column in columns)
+    first = of_unit(HIDDEN, unit) if is_hidden else ""
+    if smallest is None:
+        return f"{first} The plans have no tier in common that is shown.".lstrip()
+
+    def called(tier: str) -> str:
+        return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
+
+    def extreme(title: str, tier: str, pick: Callable[[list[float]], float]) -> tuple[str, str] | None:
+        """The plans with the smallest or largest number, "" for all, and the cells; None where a number is missing."""
+        cells = [column.get(title, {}).get(tier, "–") for column in columns]
+        found = _numbers(cells)
+        if len(found) < len(names):
+            return None
+        those = [name for name, one in zip(names, found, strict=True) if one == pick(found)]
+        shown = ", ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True))
+        return "" if len({*found}) == 1 else listed(those), f"{title[0].lower()}{title[1:]}: {shown}"
+
+    least: dict[str, list[str]] = {}
+    for tier in tiers:
+        if noise := extreme(NOISE, tier, min):
+            least.setdefault(noise[0] or "the same under all", []).append(called(tier))
+    if least:
+        first = f"Least noise in a step: {'; '.join(f'{plan} for {listed(those)}' for plan, those in least.items())}."
+    costs = []
+    if odds := extreme(BY_PLAN, smallest, max) or extreme(BY_PROMISE, smallest, max):
+        how = f"right most often under {odds[0]}" if odds[0] else "right equally often under all"
+        costs.append(f"guesses about it are {how} ({odds[1]})")
+    if signal := extreme(SHARE, smallest, min):
+        how = f"least from it under {signal[0]}" if signal[0] else "as much from it under all"
+        costs.append(f"a model learns {how} ({signal[1]})")
+    size = f"{called(smallest)} ({sizes[smallest]:,.0f} {unit}s)"
+    return f"{first} The smallest tier{' that is shown' if is_hidden else ''} is {size}: {'; '.join(costs)}.".lstrip()
+
+
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """Those of the cells that hold one."""
+    found = [cell.removesuffix("\u00a0%").replace(",", "") for cell in cells]
+    return [float(cell) for cell in found if cell.replace(".", "").isdigit()]
 
 
 # -- A plan's spend over steps and its tables, as values for the page and the JSON
