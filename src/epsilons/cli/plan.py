@@ -203,7 +203,8 @@ def _tiers(path: Path) -> Mapping[str, float] | None:
     """The tiers of a plan, from its file, or of a run, from run.json."""
     run = RunFolder(path)
     if run.settings.is_file():
-        return settings_of(run).metadata.tiers
+        settings = settings_of(run)
+        return None if settings.registry else settings.metadata.tiers  # levels of lifetimes are no tiers
     return plan_file.read(run.plan if path.is_dir() else path)[0].tiers
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -203,10 +204,8 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
     """
     if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
         raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
-    known = tiers or {}
-    first = next(iter(known.values()), None)
-    named = {name: known.get(name, first) if plan.groups.starts is None else None for name, plan in plans.items()}
-    pages = tuple(make_page(plan, About(name=name, tiers=named[name])) for name, plan in plans.items())
+    known = dict.fromkeys(plans, next(iter((tiers or {}).values()), {})) | dict(tiers or {})
+    pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
     most = {tier.key: tier.most for page in reversed(pages) for tier in page.tiers}
     facts, columns = [of_plan(page) for page in pages], [of_tiers(page) for page in pages]
     tables = [
@@ -230,18 +229,22 @@ def of_plan(page: PlanPage) -> dict[str, str]:
 
 def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
     """What a comparison shows of its tiers: title -> name or label -> text."""
-    is_named, keys = any(tier.name for tier in page.tiers), [tier.key for tier in page.tiers]
     rights = [None if page.is_suppressed else tier.right for tier in page.tiers]
-    columns: dict[str, Iterable[str]] = {words.PROMISED: [tier.label for tier in page.tiers]} if is_named else {}
-    columns |= {
+    columns: dict[str, Iterable[Any]] = {
+        words.PROMISED: [tier.label for tier in page.tiers],
         words.COUNT: ["<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers],
         "ε spent": [tier.spent for tier in page.tiers],
-        words.BY_PLAN: ["–" if right is None else str(right) for right in rights],
-        words.BY_PROMISE: ["–" if tier.promise is None else str(tier.promise) for tier in page.tiers],
+        words.BY_PLAN: rights,
+        words.BY_PROMISE: [tier.promise for tier in page.tiers],
     }
+    if not any(tier.name for tier in page.tiers):
+        del columns[words.PROMISED]
     others = (table for table in page.comparisons if table.title != RIGHT)
     columns |= {table.title: [cells[0] for _, cells in table.rows] for table in others}
-    return {title: dict(zip(keys, cells, strict=True)) for title, cells in columns.items()}
+    return {
+        title: {tier.key: "–" if cell is None else str(cell) for tier, cell in zip(page.tiers, cells, strict=True)}
+        for title, cells in columns.items()
+    }
 
 
 def _advice(plan: Plan) -> Advice:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -108,47 +109,53 @@ HIDDEN = (
 )
 
 
-def compared(names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, str]]], unit: Unit) -> str:
-    """Which plan has the least noise, and which costs the smallest tier most. Numbers are compared as they are shown.
+#: Of each plan: title -> tier -> cell.
+Columns: TypeAlias = Sequence[Mapping[str, Mapping[str, str]]]
 
-    columns  of each plan: title -> tier -> cell
-    """
+
+def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
+    """Which plan has the least noise, and which costs the smallest tier most, by the numbers that are shown."""
     tiers = [tier for tier in columns[0][COUNT] if all(tier in column[COUNT] for column in columns)]
     sizes = {tier: min(_numbers([column[COUNT][tier] for column in columns]), default=0.0) for tier in tiers}
     smallest = min(filter(sizes.__getitem__, tiers), key=sizes.__getitem__, default=None)
-    is_hidden = any(NOISE not in column for column in columns)
-    first = of_unit(HIDDEN, unit) if is_hidden else ""
+    hidden = "" if all(NOISE in column for column in columns) else of_unit(HIDDEN, unit)
     if smallest is None:
-        return f"{first} The plans have no tier in common that is shown.".lstrip()
-
-    def called(tier: str) -> str:
-        return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
-
-    def extreme(title: str, tier: str, pick: Callable[[list[float]], float]) -> tuple[str, str] | None:
-        """The plans with the smallest or largest number, "" for all, and the cells; None where a number is missing."""
-        cells = [column.get(title, {}).get(tier, "–") for column in columns]
-        found = _numbers(cells)
-        if len(found) < len(names):
-            return None
-        those = [name for name, one in zip(names, found, strict=True) if one == pick(found)]
-        shown = ", ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True))
-        return "" if len({*found}) == 1 else listed(those), f"{title[0].lower()}{title[1:]}: {shown}"
-
+        return f"{hidden} The plans have no tier in common that is shown.".lstrip()
+    called = {tier: f"ε = {tier}" for tier in tiers}  # unless it has a name beside its epsilon
+    called |= {t: t for t in tiers if any(column.get(PROMISED, {}).get(t, t) != t for column in columns)}
     least: dict[str, list[str]] = {}
     for tier in tiers:
-        if noise := extreme(NOISE, tier, min):
-            least.setdefault(noise[0] or "the same under all", []).append(called(tier))
-    if least:
-        first = f"Least noise in a step: {'; '.join(f'{plan} for {listed(those)}' for plan, those in least.items())}."
-    costs = []
-    if odds := extreme(BY_PLAN, smallest, max) or extreme(BY_PROMISE, smallest, max):
-        how = f"right most often under {odds[0]}" if odds[0] else "right equally often under all"
-        costs.append(f"guesses about it are {how} ({odds[1]})")
-    if signal := extreme(SHARE, smallest, min):
-        how = f"least from it under {signal[0]}" if signal[0] else "as much from it under all"
-        costs.append(f"a model learns {how} ({signal[1]})")
-    size = f"{called(smallest)} ({sizes[smallest]:,.0f} {unit}s)"
-    return f"{first} The smallest tier{' that is shown' if is_hidden else ''} is {size}: {'; '.join(costs)}.".lstrip()
+        if noise := _extreme(names, columns, NOISE, tier, min):
+            least.setdefault(noise[0] or "the same under all", []).append(called[tier])
+    noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
+    said = [hidden, f"Least noise in a step: {noises}." if noises else ""]
+    said.append(f"The smallest tier{' that is shown' if hidden else ''} is {called[smallest]}")
+    costs = _costs(names, columns, smallest)
+    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s): {'; '.join(costs)}."
+
+
+def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
+    """Under which plan a tier is guessed most often, and where a model learns least from it."""
+    odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
+    if found := next(filter(None, odds), None):
+        how = f"most often under {found[0]}" if found[0] else "equally often under all"
+        yield f"guesses about it are right {how} ({found[1]})"
+    if found := _extreme(names, columns, SHARE, tier, min):
+        how = f"least from it under {found[0]}" if found[0] else "as much from it under all"
+        yield f"a model learns {how} ({found[1]})"
+
+
+def _extreme(
+    names: Sequence[str], columns: Columns, title: str, tier: str, pick: Callable[[list[float]], float]
+) -> tuple[str, str] | None:
+    """The plans with the smallest or largest number, "" for all, and the cells; None where a number is missing."""
+    cells = [column.get(title, {}).get(tier, "–") for column in columns]
+    found = _numbers(cells)
+    if len(found) < len(names):
+        return None
+    those = [name for name, one in zip(names, found, strict=True) if one == pick(found)]
+    shown = ", ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True))
+    return "" if len({*found}) == 1 else listed(those), f"{title[0].lower()}{title[1:]}: {shown}"
 
 
 def _numbers(cells: Sequence[str]) -> list[float]:
