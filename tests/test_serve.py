@@ -105,6 +105,13 @@ def test_moved_tiers_keep_their_names_and_kept_plans_are_compared():
     assert "Least noise in a step: plan B for 1; the same under all for 4." in verdict  # Scale solves each on its own
     assert "The smallest tier is 1 (" in verdict
     assert "a model learns least from it under plan A" in verdict
+    assert "or more)" not in verdict
+    controls["tiers"][0]["people"] += 100
+    kept[1] = made.post("/plan", json={"controls": controls}).json()["tiers"]
+    counts = [int(dict(one["How many"])["4"]) for one in kept]
+    assert counts[0] > counts[1]
+    verdict = made.post("/compare", json={"controls": controls, "plans": kept}).json()["verdict"]
+    assert f"The smallest tier is 4 ({counts[1]} records or more)" in verdict
     for wrong in (None, [], [3], [{}], [{"How many": 3}], [{"How many": [["a", 3]]}], [*kept, *kept]):
         assert made.post("/compare", json={"controls": controls, "plans": wrong}).status_code == 400, wrong
 

@@ -52,9 +52,8 @@ def plan_of(
     if plan is not None:  # its folder has the slots of runs that are still to begin
         return plan if folder is None or not (folder / "plan.json").is_file() else PlanFolder(folder)
     made = prepared.plan()
-    if folder is None:
-        warn_of_unused(config_folder, made)
     if folder is None or not (makes_folder or (folder / "plan.json").is_file()):
+        warn_of_unused(config_folder, made)
         return made
     return counted_plan(made, folder)
 

@@ -204,7 +204,8 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
     """
     if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
         raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
-    known = dict.fromkeys(plans, next(iter((tiers or {}).values()), {})) | dict(tiers or {})
+    given = dict(tiers or {})
+    known = dict.fromkeys(plans, next(iter(given.values()), {})) | given
     pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
     most = {tier.key: tier.most for page in reversed(pages) for tier in page.tiers}
     facts, columns = [of_plan(page) for page in pages], [of_tiers(page) for page in pages]
@@ -242,9 +243,13 @@ def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
     others = (table for table in page.comparisons if table.title != RIGHT)
     columns |= {table.title: [cells[0] for _, cells in table.rows] for table in others}
     return {
-        title: {tier.key: "–" if cell is None else str(cell) for tier, cell in zip(page.tiers, cells, strict=True)}
+        title: {tier.key: _cell(cell) for tier, cell in zip(page.tiers, cells, strict=True)}
         for title, cells in columns.items()
     }
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else str(value)
 
 
 def _advice(plan: Plan) -> Advice:

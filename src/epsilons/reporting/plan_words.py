@@ -121,17 +121,21 @@ def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
     hidden = "" if all(NOISE in column for column in columns) else of_unit(HIDDEN, unit)
     if smallest is None:
         return f"{hidden} The plans have no tier in common that is shown.".lstrip()
-    called = {tier: f"ε = {tier}" for tier in tiers}  # unless it has a name beside its epsilon
-    called |= {t: t for t in tiers if any(column.get(PROMISED, {}).get(t, t) != t for column in columns)}
     least: dict[str, list[str]] = {}
     for tier in tiers:
         if noise := _extreme(names, columns, NOISE, tier, min):
-            least.setdefault(noise[0] or "the same under all", []).append(called[tier])
+            least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
     noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
     said = [hidden, f"Least noise in a step: {noises}." if noises else ""]
-    said.append(f"The smallest tier{' that is shown' if hidden else ''} is {called[smallest]}")
+    said.append(f"The smallest tier{' that is shown' if hidden else ''} is {_called(smallest, columns)}")
     costs = _costs(names, columns, smallest)
-    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s): {'; '.join(costs)}."
+    more = " or more" if len({column[COUNT][smallest] for column in columns}) > 1 else ""
+    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s{more}): {'; '.join(costs)}."
+
+
+def _called(tier: str, columns: Columns) -> str:
+    """A tier by its name; without one it is its epsilon."""
+    return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
