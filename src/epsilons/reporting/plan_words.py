@@ -121,12 +121,7 @@ def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
     hidden = "" if all(NOISE in column for column in columns) else of_unit(HIDDEN, unit)
     if smallest is None:
         return f"{hidden} The plans have no tier in common that is shown.".lstrip()
-    least: dict[str, list[str]] = {}
-    for tier in tiers:
-        if noise := _extreme(names, columns, NOISE, tier, min):
-            least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
-    noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
-    said = [hidden, f"Least noise in a step: {noises}." if noises else ""]
+    said = [hidden, _least_noise(names, columns, tiers)]
     said.append(f"The smallest tier{' that is shown' if hidden else ''} is {_called(smallest, columns)}")
     costs = _costs(names, columns, smallest)
     more = " or more" if len({column[COUNT][smallest] for column in columns}) > 1 else ""
@@ -136,6 +131,16 @@ def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
 def _called(tier: str, columns: Columns) -> str:
     """A tier by its name; without one it is its epsilon."""
     return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
+
+
+def _least_noise(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -> str:
+    """The plan with the least noise for each tier; "" where no noise is shown."""
+    least: dict[str, list[str]] = {}
+    for tier in tiers:
+        if noise := _extreme(names, columns, NOISE, tier, min):
+            least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
+    noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
+    return f"Least noise in a step: {noises}." if noises else ""
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
