@@ -273,6 +273,31 @@ def test_an_unknown_tier_is_refused_without_being_quoted():
 
 
 @pytest.mark.usefixtures("here")
+def test_names_for_numbers_and_numbers_for_names_are_told_apart():
+    """What 20 or more cells hold is quoted, and nothing that fewer hold."""
+
+    def message(cells: list[str], *flags: str) -> str:
+        Path("wishes.csv").write_text("\n".join(["tier", *cells]) + "\n")
+        outcome = epsilons(*TIERS, *flags)
+        outcome.is_refused(2)
+        return outcome.err
+
+    names = message(["strict", "open"] * 30 + ["secret"] * 19)
+    assert "20 or more cells each hold 'open', 'strict'. If they are tiers" in names
+    assert "[budgets] tiers = { NAME = 0.5 }" in names
+    assert "secret" not in names
+    given = ("--tiers", "strict:1,open:4")
+    numbers = message(["1", "4"] * 30 + ["open"], *given)
+    assert "20 or more of these are numbers, and tiers are names." in numbers
+    assert "leave tiers out" in numbers
+    assert "numbers, and tiers" not in message(["1"] * 19 + ["open"] * 30, *given)
+    few = message(["Strict", "open"] * 30 + ["secret"] * 19, *given)
+    assert "20 or more cells each hold 'Strict'." in few
+    assert "secret" not in few
+    assert "If they are tiers" not in message(["1", "inf"] * 30)
+
+
+@pytest.mark.usefixtures("here")
 def test_a_misspelt_tier_is_named_without_a_hint_to_the_few_who_chose_it():
     def message(research: int, tiers: str = "strict:1,open:4,resarch:8") -> str:
         cells = ["strict", "open"] * 100

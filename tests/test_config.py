@@ -23,6 +23,7 @@ from epsilons.configs.config_file import read_config
 from epsilons.configs.config_training import TrainingSection
 from epsilons.configs.prepare import Prepared, prepare
 from epsilons.errors import DataError
+from epsilons.ledger.run_json import About
 from program import CONFIG, change, epsilons, people
 
 ROOT = Path(__file__).parent.parent
@@ -301,6 +302,30 @@ def test_drafted_tiers_must_be_given_an_epsilon_before_training(folder):
     change("open = 0.0, strict = 0.0", "open = 4, strict = 1")
     change("epochs = 20", "steps = 2")
     train()
+
+
+def test_the_comments_of_a_draft_are_keys_that_a_config_takes(folder):
+    """[about] with all its keys, and tiers for a column of names; both reach the page of the plan."""
+    init()
+    text = Path("people.toml").read_text()
+    about = text[text.index("[about]") :]
+    keys = {line[2:].partition(" =")[0] for line in about.splitlines() if line.startswith("# ")}
+    assert keys == set(About.model_fields)
+    Path("people.toml").write_text(text.replace(about, about.replace("\n# ", "\n")))
+    change("# tiers = { strict = 0.5, open = 8 }", "tiers = { strict = 0.5, open = 8 }")
+    Path("people.csv").write_text(people(400).replace(",1\n", ",strict\n").replace(",4\n", ",open\n"))
+    epsilons("plan", "people.toml", "-q", "--html", "plan.html").succeeded()
+    page = Path("plan.html").read_text()
+    for stated in (
+        *read_config(Path("people.toml")).about.approvers,
+        "2030-01-31",
+        "privacy@hospital.example",
+        "strict",
+    ):
+        assert stated in page
+    Path("people.csv").write_text(people().replace("epsilon", "worry", 1))
+    init()
+    assert "# tiers = { strict" in Path("people.toml").read_text()
 
 
 def test_a_value_that_one_person_holds_is_not_in_the_draft(folder):

@@ -117,7 +117,22 @@ def test_the_groups_of_test_rows_are_those_of_their_persons(folder):
     assert groups is not None
     assert plan.epsilons[groups].tolist() == [float(rows[row][-1]) for row in serials(data.test.inputs)]
     change("test_share = 0.25", "test_share = 0.25\ntest_public = true")
-    assert prepared().test_groups(plan) is None  # fewer than 20 test persons hold some budget
+    with pytest.warns(EpsilonsWarning, match="rows to test on are held out of visits.csv: people with budgets"):
+        data = prepared()
+    assert data.test_groups(plan) is None  # fewer than 20 test persons hold some budget
+
+
+def test_scores_of_people_with_budgets_are_called_public_with_a_warning(folder):
+    said = "rows to test on are held out of visits.csv: people with budgets"
+    change("test_share = 0.25", "test_share = 0.25\ntest_public = true")
+    for command in ("plan", "train"):
+        assert said in " ".join(epsilons(command, "visits.toml", "-q").err.split())
+    Path("other.csv").write_text(visits(seed=1))
+    change("test_share = 0.25", 'test = "other.csv"')
+    assert "people with budgets" not in epsilons("plan", "visits.toml", "-q").err
+    change('test = "other.csv"', "test_share = 0.25")
+    change('column = "epsilon"', 'shares = { "1" = 0.5, "4" = 0.5 }')
+    assert "people with budgets" not in epsilons("plan", "visits.toml", "-q").err
 
 
 def test_a_plan_of_the_config_counts_persons(folder):

@@ -226,7 +226,9 @@ def test_every_cell_is_that_of_the_page_of_its_plan():
         page = make_page(made, About())
         rights = risk_profile.right_guesses(made)
         for tier, right, count in zip(page.tiers, rights, made.counts, strict=True):
-            assert tables["Right guesses of 100"][tier.label][column] == str(right)
+            assert tables["Right guesses of 100 under the plan"][tier.label][column] == str(right)
+            promise = str(risk_profile.right_of_promise(tier.most, 1e-5))
+            assert tables["Right guesses of 100 by the promise"][tier.label][column] == promise
             assert tables["How many"][tier.label][column] == str(count)
             for title in ("Influence", "Noise", "ε spent"):
                 assert tables[title][tier.label][column] == cells(page, title)[tier.label][0]
@@ -276,11 +278,101 @@ def test_a_plan_with_few_people_is_shown_by_its_promises_alone(saved):
         return compare_page(content)
 
     assert page_of(7.123) == page_of(6.5)
-    assert "few: rare budgets." in text(page_of(6.5))
+    words = text(page_of(6.5))
+    assert "few: rare budgets." in words
+    for said in (
+        "Rare tiers are hidden",
+        "epsilons compare --json hold the numbers",
+        "The smallest tier that is shown is",
+    ):
+        assert said in words
     plan(Budgets([0.5] * 500 + [7.123] * 5), RECIPE, "scale", "rdp").save("few.json")
     done = epsilons("compare", "careful.json", "few.json")
     done.succeeded("few: Suppressed: fewer than 20")
     assert "7.1" not in done.out
+
+
+NAMES = {"strict": 0.5, "open": 2.0}
+
+
+def test_tiers_are_rows_by_name_also_where_their_epsilons_differ():
+    bold = of({1.0: 0.4, 2.0: 0.6}, "sample", steps=80)
+    content = side_by_side(
+        {"careful": THREE["careful"], "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
+    )
+    for table in content.tables:
+        assert [label for label, _ in table.rows] == ["strict", "open"], table.title
+        assert "–" not in [cell for _, cells in table.rows for cell in cells], table.title
+    tables = {table.title: dict(table.rows) for table in content.tables}
+    assert tables["Promised ε"] == {"strict": ("0.5", "1"), "open": ("2", "2")}
+    assert tables["Influence"]["strict"][1] == cells(make_page(bold, About()), "Influence")["1"][0]
+    assert [row[0] for row in side_by_side({"a": bold, "b": THREE["careful"]}, {"b": NAMES}).tables[0].rows] == [
+        *("strict", "1", "open"),  # a plan without names takes those of the other, where it promises the same
+    ]
+
+
+def test_the_verdict_names_the_plan_with_least_noise_and_what_the_smallest_tier_pays():
+    """The oracle: noise, odds and signals of each plan, read off the plans."""
+    careful, bold = of({0.5: 0.4, 2.0: 0.6}), of({1.0: 0.4, 2.0: 0.6}, steps=80)
+    verdict = side_by_side(
+        {"careful": careful, "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
+    ).verdict
+    assert (careful.noise_multiplier > bold.noise_multiplier).tolist() == [True, False]
+    assert "Least noise in a step: bold for strict; careful for open." in verdict
+    rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
+    assert rights[0] < rights[1]
+    shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"
+    assert (
+        f"The smallest tier is strict (400 records): guesses about it are right most often under bold {shown}"
+        in verdict
+    )
+    signals = [plan.counts * plan.sample_rate / plan.noise_multiplier for plan in (careful, bold)]
+    parts = [
+        f"{name} {100 * one[0] / one.sum():.0f}\u00a0%" for name, one in zip(("careful", "bold"), signals, strict=True)
+    ]
+    assert f"a model learns least from it under careful (share of the signal: {', '.join(parts)})" in verdict
+    mirrored = side_by_side({"bold": careful, "careful": bold}).verdict
+    assert "ε = 2 (600 records)" in mirrored  # the only tier that both have
+    assert "bold for ε = 2" in mirrored
+    assert "no tier in common" in side_by_side({"a": careful, "b": of({1.0: 0.5, 3.0: 0.5})}).verdict
+
+
+def test_plans_of_configs_and_their_runs_keep_the_names_of_tiers(tmp_path):
+    Path("people.csv").write_text(people(400))
+    Path("people.toml").write_text(CONFIG)
+    change('column = "epsilon"', 'column = "epsilon"\ntiers = { "1" = 1, "4" = 4 }')
+    change('"1" = 1, "4" = 4', '"1" = 0.5, "4" = 2')
+    for name, strategy in (("a", "scale"), ("b", "sample")):
+        epsilons("plan", "people.toml", "--strategy", strategy, "-o", f"{name}.json").succeeded("0.5 (1)", "2 (4)")
+    done = epsilons("compare", "a.json", "b.json", "--html", "compare.html")
+    done.succeeded("Promised ε", "The smallest tier is", "upper limit")
+    assert "ε = 0.5" not in done.out
+    epsilons("train", "people.toml", "-q", "--plan", "a.json").succeeded()
+    again = epsilons("compare", "runs/people-1", "b.json").out
+    assert next(line.split()[0] for line in again.splitlines() if line.split()[1:] == ["0.5", "0.5"]) == "1"
+    values = json.loads(epsilons("compare", "a.json", "b.json", "--json").out)
+    assert values["verdict"] in done.out
+
+
+def test_a_name_of_a_tier_in_a_file_cannot_be_changed_by_hand(tmp_path):
+    THREE["careful"].save("named.json", NAMES)
+    assert Plan.load("named.json") == THREE["careful"]
+    Path("named.json").write_text(Path("named.json").read_text().replace('"strict"', '"open "'))
+    epsilons("compare", "named.json", "named.json").is_refused(2)
+    with pytest.raises(PlanError, match="changed by hand"):
+        Plan.load("named.json")
+
+
+def test_the_page_says_which_odds_are_of_the_plan_and_which_of_the_promise():
+    made = three()
+    page = text(shown(made))
+    assert "right guesses of 100 under this plan right guesses of 100 by the promise" in page
+    for tier, right in zip(make_page(made, About()).tiers, risk_profile.right_guesses(made), strict=True):
+        assert tier.promise == risk_profile.right_of_promise(tier.most, 1e-5) > right
+        assert f"{right} {tier.promise}" in page
+    assert "By the promise: the upper limit" in page
+    assert "100 of 100 is no limit" not in page
+    assert "100 of 100 is no limit" in text(shown(of({1.0: 0.5, 8.0: 0.5})))
 
 
 def test_folders_that_hold_a_plan_are_compared_and_named_apart():

@@ -90,6 +90,32 @@ def test_moved_tiers_change_numbers_and_are_never_saved(moved):
     assert not Path("plan.json").exists()
 
 
+def test_moved_tiers_keep_their_names_and_kept_plans_are_compared():
+    change('column = "epsilon"', 'column = "epsilon"\ntiers = { "1" = 1, "4" = 4 }')
+    change('"1" = 1, "4" = 4', '"1" = 0.5, "4" = 2')
+    made, controls = client("rdp")
+    assert [tier["name"] for tier in controls["tiers"]] == ["1", "4"]
+    kept = [made.post("/plan", json={"controls": controls}).json()["tiers"]]
+    controls["tiers"][0]["epsilon"] = 1.5
+    kept.append(made.post("/plan", json={"controls": controls}).json()["tiers"])
+    assert [dict(one["Promised ε"]) for one in kept] == [{"1": "0.5", "4": "2"}, {"1": "1.5", "4": "2"}]
+    for one in kept:
+        assert {tuple(name for name, _ in cells) for cells in one.values()} == {("1", "4")}
+    verdict = made.post("/compare", json={"controls": controls, "plans": kept}).json()["verdict"]
+    assert "Least noise in a step: plan B for 1; the same under all for 4." in verdict  # Scale solves each on its own
+    assert "The smallest tier is 1 (" in verdict
+    assert "a model learns least from it under plan A" in verdict
+    assert "or more)" not in verdict
+    controls["tiers"][0]["people"] += 100
+    kept[1] = made.post("/plan", json={"controls": controls}).json()["tiers"]
+    counts = [int(dict(one["How many"])["4"]) for one in kept]
+    assert counts[0] > counts[1]
+    verdict = made.post("/compare", json={"controls": controls, "plans": kept}).json()["verdict"]
+    assert f"The smallest tier is 4 ({counts[1]} records or more)" in verdict
+    for wrong in (None, [], [3], [{}], [{"How many": 3}], [{"How many": [["a", 3]]}], [*kept, *kept]):
+        assert made.post("/compare", json={"controls": controls, "plans": wrong}).status_code == 400, wrong
+
+
 def test_a_save_replaces_no_other_page():
     made, controls = client()
     Path("plan.html").write_text("mine")
@@ -207,6 +233,7 @@ def test_three_controls_are_moved_compared_saved_and_kept_over_a_reload(tmp_path
             page.run("strategy = document.querySelector('#strategy'); strategy.value = 'sample'; strategy.onchange()")
             page.wait(FINAL)
             page.run("document.querySelector('#keep').click()")
+            page.wait("document.querySelector('#versus').textContent.startsWith('Least noise in a step: plan ')")
             shown = page.run("document.querySelector('#tables').innerText")
             assert page.run("document.querySelector('#cells tbody th').textContent") == "1"
             assert "certified by pld" in page.run("document.querySelector('#title').textContent")

@@ -121,6 +121,19 @@ def test_files_that_come_or_go_are_found_and_those_made_anew_are_not(copy):
     assert wrong(Path("again/people-1")) == ["metrics.jsonl was changed since"]
 
 
+def test_a_signed_plan_that_the_run_is_not_trained_under_is_named(copy):
+    change("signed_by = ", "# signed_by = ")
+    told = " ".join(epsilons("train", "people.toml", "-q").err.split())
+    assert "plan.json is signed, and holds the plan of this run." in told
+    assert "give --plan plan.json" in told
+    epsilons("verify", "runs/people-2").is_refused(2, "Nobody signed", "epsilons train CONFIG --plan plan.json")
+    assert "another plan" in epsilons("train", "people.toml", "-q", "--set", "training.steps=3").err
+    assert "is signed" not in epsilons("train", "people.toml", "-q", "--plan", "plan.json").err
+    epsilons("verify", "runs/people-4").succeeded("A. Meyer")
+    Path("plan.json").write_text(Path("plan.json").read_text() + " ")  # no signature of it fits
+    assert "is signed" not in epsilons("train", "people.toml", "-q").err
+
+
 # -- the signature is what its key signed ------------------------------------------------------------------------------
 
 

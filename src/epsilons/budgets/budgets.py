@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
-from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
+from ..tabular import Marks, as_text, column_of, decimal, emptied, encoded, marks_of, meanings, numbers, read_table
 from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
 from .risk import Contract, Risk, as_contract
 
@@ -137,14 +137,27 @@ INFINITE = 'If an infinite number means that its record is left out, a config sa
 #: What to do about tiers that have no epsilon.
 NO_EPSILON = "Write down the epsilon of every tier; others go into [budgets] left_out (registry import: --left-out)."
 
+#: What to do about numbers in the place of names, and about names in the place of numbers.
+HOLDS_NUMBERS = (
+    "20 or more of these are numbers, and tiers are names. If a number is an epsilon, leave tiers out; if it is the "
+    'name of a tier, write it like one, with its epsilon: [budgets] tiers = { "1" = 0.5 } (--tiers 1:0.5).'
+)
+HOLDS_NAMES = "If they are tiers, write down the epsilon of each: [budgets] tiers = { NAME = 0.5 } (--tiers NAME:0.5)."
 
-def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
+
+def epsilon_column(table: Any, column: str, path: Path, is_delta: bool = False) -> FloatArray:
     cells = _full(table, column, path, numeric=True)
     try:
         return numbers(cells, column, path, BudgetError, marks_of(table))
     except BudgetError as error:
-        holds_infinite = any("infinite" in meanings(cell) for cell in encoded(cells)[0].to_pylist())
-        raise BudgetError(f"{error} {INFINITE}" if holds_infinite else str(error)) from None
+        different, index = encoded(cells)
+        names, said = [as_text(cell) for cell in different.to_pylist()], str(error)
+        if any("infinite" in meanings(name) for name in names):
+            said += f" {INFINITE}"
+        is_name = [decimal(name) is None and not meanings(name)[0] for name in names]
+        if not is_delta and (held := _held([name * one for name, one in zip(names, is_name, strict=True)], index)):
+            said += f" {held} {HOLDS_NAMES}"
+        raise BudgetError(said) from None
 
 
 def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
@@ -161,12 +174,27 @@ def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float])
         unused = [name for name in tiers if name not in used]
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
         blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
-        blank += f" {NO_EPSILON}" if count >= SMALLEST_SHOWN else ""
+        is_number = unknown & np.array([decimal(name) is not None for name in names], dtype=bool)[index]
+        if is_number.sum() >= SMALLEST_SHOWN:
+            blank += f" {HOLDS_NUMBERS}"
+        elif count >= SMALLEST_SHOWN:
+            blank += f" {_held(['' if name in tiers else name for name in names], index)} {NO_EPSILON}"
         raise BudgetError(
             f"{how_many(count, len(index))} cells of column {column!r} in {path} are not the name of a tier "
             f"({', '.join(map(repr, tiers))}){first}.{spelling}{blank}"
         )
     return np.array([tiers.get(name, np.nan) for name in names], dtype=np.float64)[index]
+
+
+def _held(names: Sequence[str], index: IntArray) -> str:
+    """The names that 20 or more cells hold, and so may be shown; "" for none.
+
+    names  of the different cells; "" for those that do not count
+    """
+    counts = np.bincount(index, minlength=len(names)).tolist()
+    held = [repr(name) for name, count in zip(names, counts, strict=True) if name and count >= SMALLEST_SHOWN]
+    shown = ", ".join(sorted(held)[:5]) + ", …" * (len(held) > 5)
+    return f"{SMALLEST_SHOWN} or more cells each hold {shown}." if held else ""
 
 
 def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
@@ -334,7 +362,7 @@ class Budgets:
             contract, delta = as_contract(tiers, tail, delta)
             tiers = contract.levels
         epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
-        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
+        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path, is_delta=True)
         if person is None:
             return cls(epsilon, deltas).limited(contract)
         ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))

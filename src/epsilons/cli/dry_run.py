@@ -68,7 +68,7 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
         seconds = None if members is not None else _seconds_per_step(model, prepared, plan)
     would = _Would(prepared, plan, folder, plan_folder, sum(p.numel() for p in model.parameters()), seconds)
     show_data(prepared, out)
-    show_plan(plan, out)
+    show_plan(plan, out, config.budgets.levels)
     _show(would, out)
     if flags.as_json:
         print(json.dumps(_as_json(would), indent=1))

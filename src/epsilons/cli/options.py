@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -307,10 +307,10 @@ def _layout(content: display.Table, left: int) -> tuple[Table, int]:
     return table, Measurement.get(unlimited, unlimited.options, table).maximum
 
 
-def show_plan(plan: Plan, out: Console) -> None:
-    """What each group gives and gets, phase by phase."""
+def show_plan(plan: Plan, out: Console, tiers: Mapping[str, float] | None = None) -> None:
+    """What each group gives and gets, phase by phase. tiers: {name: epsilon}"""
     out.print(plan.title, style="bold")
-    for title, table in display.phase_tables(plan):
+    for title, table in display.phase_tables(plan, tiers):
         out.print(title)
         show_table(table, out)
     for note in plan.notes:
@@ -334,7 +334,7 @@ def show_risk(plan: Plan, out: Console) -> None:
     risks = planning.risk(plan)
     show_table(risk_profile.risk_table(plan, risks), out)
     out.print(max(risks, key=lambda risk: risk.advantage).odds)
-    out.print(risk_profile.EXCESS + "\n", style="dim")
+    out.print(f"{risk_profile.ODDS}\n{risk_profile.EXCESS}\n", style="dim")
 
 
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:

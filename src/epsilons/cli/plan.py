@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,13 @@ from ..core.files import write_text
 from ..core.notebook import new_figure, save_figure
 from ..errors import InputError, PlanError, json_text, printable
 from ..ledger.plan_folder import PlanFolder
-from ..planning import Advice, Recipe, advise, balance
+from ..ledger.run_folder import RunFolder
+from ..planning import Advice, Recipe, advise, balance, plan_file, risk_profile
 from ..planning.class_balance import TIED, Classes
 from ..planning.display import runs_of
 from ..planning.plan_file import sealed
 from ..reporting.html import check_replaceable, compare_page, save_page
+from ..reporting.load_run import settings_of
 from ..reporting.plan_page import PlanPage, advised, side_by_side
 from . import options as opt
 from . import plan_inputs
@@ -90,12 +92,12 @@ def plan_command(
     plan = asked.plan()
     others = [asked.plan(name) for name in flags.compare or []]
     if flags.output:
-        _save(plan, flags.output)
+        _save(plan, flags.output, asked.about.tiers)
     if flags.html:
         save_page(plan, asked.about, flags.html)
     if flags.as_json:
         risks = {"risk": [asdict(one) for one in planning.risk(plan)]} if flags.risk else {}
-        print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
+        print(json_text(sealed(plan.to_dict(asked.about.tiers) | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
 
@@ -112,12 +114,13 @@ def _serve(asked: Asked, flags: PlanFlags) -> None:
 
     if flags.as_json or flags.risk or flags.compare:
         raise InputError("--serve shows odds and comparisons on its page; leave out --json, --risk and --compare.")
-    serve_plan(asked, partial(_save, output=flags.output) if flags.output else None, flags.output, flags.html)
+    save = partial(_save, output=flags.output, tiers=asked.about.tiers) if flags.output else None
+    serve_plan(asked, save, flags.output, flags.html)
 
 
 def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config: bool) -> None:
     out, plan, about = console(quiet=flags.quiet), plans[0], asked.about
-    show_plan(plan, out)
+    show_plan(plan, out, about.tiers)
     if asked.classes is not None:
         show_classes(plan, asked.classes, asked.names, out)
     if len(plans) > 1:
@@ -135,17 +138,17 @@ def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config:
         out.print(f"\nThe page is {printable(flags.html)}. It is internal, confidential.")
 
 
-def _save(plan: planning.Plan, output: Path) -> None:
+def _save(plan: planning.Plan, output: Path, tiers: Mapping[str, float] | None = None) -> None:
     """As a file, or, for several runs, as the folder that counts them."""
     if not runs_of(plan):
-        plan.save(output)
+        plan.save(output, tiers)
     elif output.suffix == ".json":
         raise InputError(
             f"A plan for several runs is kept in a folder, which counts them: -o {output.with_suffix('')}, without "
             f"{output.suffix}."
         )
     else:
-        PlanFolder.create(output, plan)
+        PlanFolder.create(output, plan, tiers)
 
 
 # -- `epsilons compare`: plans side by side
@@ -167,19 +170,23 @@ def compare_command(
 ) -> None:
     """Show two or three plans side by side: odds, noise and influence of each tier, and a verdict.
 
-    The plans may have other budgets, steps, batches, strategies or accountants. Each is verified. Where fewer than 20
-    hold some budget of a plan, it is shown by its promises alone; --json holds the numbers, for readers who may see
-    them.
+    Tiers have the names of the config that the plan was saved from. The plans may have other budgets, steps, batches,
+    strategies or accountants. Each is verified. Where fewer than 20 hold some budget of a plan, it is shown by its
+    promises alone; --json holds the numbers, for readers who may see them.
     """
     if not 2 <= len(set(plans)) == len(plans) <= 3:
         raise InputError(f"Compare two or three different plans, got {len(plans)}.")
     stems = [path.stem for path in plans]
     names = stems if len(set(stems)) == len(stems) else map(str, plans)
     files = [path / "plan.json" if path.is_dir() else path for path in plans]
-    content = side_by_side({name: planning.Plan.load(file) for name, file in zip(names, files, strict=True)})
+    loaded = {name: planning.Plan.load(file) for name, file in zip(names, files, strict=True)}
+    tiers = {name: found for name, path in zip(loaded, plans, strict=True) if (found := _tiers(path))}
+    content = side_by_side(loaded, tiers)
     out = console(quiet=quiet or as_json)
     for table in (content.facts, *content.tables):
         show_table(([table.title, *content.names], [[label, *cells] for label, cells in table.rows]), out, left=1)
+    out.print(risk_profile.ODDS, style="dim")
+    out.print(printable(content.verdict), soft_wrap=True)
     for page in content.pages:
         verdict = page.verdict or of_unit(ADVICE_SUPPRESSED, page.plan.unit)
         out.print(f"{printable(page.about.name)}: {verdict}", soft_wrap=True)
@@ -188,12 +195,22 @@ def compare_command(
         write_text(html, compare_page(content))
         out.print(f"\nThe page is {printable(html)}. It is internal, confidential.")
     if as_json:
-        print(json_text({"document": "epsilons comparison", "schema": 1, "plans": list(map(_values, content.pages))}))
+        values = {"document": "epsilons comparison", "schema": 1, "verdict": content.verdict}
+        print(json_text(values | {"plans": list(map(_values, content.pages))}))
+
+
+def _tiers(path: Path) -> Mapping[str, float] | None:
+    """The tiers of a plan, from its file, or of a run, from run.json."""
+    run = RunFolder(path)
+    if run.settings.is_file():
+        settings = settings_of(run)
+        return None if settings.registry else settings.metadata.tiers  # levels of lifetimes are no tiers
+    return plan_file.read(run.plan if path.is_dir() else path)[0].tiers
 
 
 def _values(page: PlanPage) -> dict[str, Any]:
     """A plan as it is saved, with the odds and influence of each group, and the verdict."""
-    values, rights = page.plan.to_dict(), planning.risk_profile.right_guesses(page.plan).tolist()
+    values, rights = page.plan.to_dict(), risk_profile.right_guesses(page.plan).tolist()
     for group, right, influence in zip(values["groups"], rights, page.plan.influence.tolist(), strict=True):
         group |= {"right_guesses": right, "influence": influence}
     return {"name": page.about.name, **values, "verdict": page.verdict}

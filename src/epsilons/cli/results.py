@@ -173,7 +173,8 @@ def sign_command(
     seen: of a plan its file; of a run plan.json, run.json, ledger, metrics, audit, attack, model and features; of a
     release every file. Several people can sign. Audit and attack a run before it is signed: they change it.
 
-    With privacy.signed_by = ["PUBLIC KEY"] in a config, epsilons train refuses a plan that is not signed with it.
+    A run keeps the signatures of a plan if it is trained under its file: epsilons train CONFIG --plan plan.json. With
+    privacy.signed_by = ["PUBLIC KEY"] in the config, train refuses any plan that is not signed with this key.
     """
     from ..ledger import signatures
 
@@ -211,7 +212,10 @@ def verify_command(
         for one in (*given, *before):
             console().print(f"{printable(one)}.", soft_wrap=True)
     if not given and not before:
-        raise RunError(f"Nobody signed {path}: it has no file that ends in {signatures.SUFFIX}.")
+        raise RunError(
+            f"Nobody signed {path}: it has no file that ends in {signatures.SUFFIX}. A run keeps the signatures of a "
+            "plan only if it is trained under its file: epsilons train CONFIG --plan plan.json."
+        )
     signatures.check_signed((*given, *before), [], path)
     signatures.check_signed(given, signer or [], path)
 

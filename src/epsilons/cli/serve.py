@@ -11,7 +11,7 @@ import secrets
 import socket
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from ..budgets.budgets import Budgets
-from ..core.disclosure import has_small_cells
+from ..core.disclosure import has_small_cells, tier_of
 from ..errors import BudgetError, EpsilonsError, EpsilonsWarning, InputError, MissingPackageError, json_text, printable
-from ..planning import Plan, display
+from ..planning import Plan, display, risk_profile
 from ..planning.plan_numbers import SHARES
 from ..planning.strategies import STRATEGIES
 from ..reporting.html import check_replaceable, save_page, serve_page
 from ..reporting.plan_page import MOST_ROWS, make_page, of_plan, of_tiers
+from ..reporting.plan_words import compared
 from .options import console
 from .plan_inputs import Asked, RecipeFlags
 
@@ -78,7 +79,9 @@ class Served:
         plan, about = self.begin, self.asked.about
         names = [name for name in STRATEGIES if name not in ("exclude", plan.strategy)]
         pairs = zip(plan.epsilons.tolist(), plan.counts.tolist(), strict=True) if self.movable else ()
-        tiers = [{"epsilon": epsilon, "people": count} for epsilon, count in pairs]
+        tiers = [
+            {"epsilon": epsilon, "people": count, "name": tier_of(about.tiers, epsilon)} for epsilon, count in pairs
+        ]
         controls = {"tiers": tiers, "steps": plan.steps, "batch_size": plan.batch_size, "strategy": plan.strategy}
         return {
             "name": about.name,
@@ -87,6 +90,7 @@ class Served:
             "strategies": [plan.strategy, *names],
             "saves": self.save is not None,
             "moved": MOVED,
+            "odds": risk_profile.ODDS,
         }
 
     def plan(self, controls: Mapping[str, Any], accountant: str | None = None) -> tuple[Plan, bool]:
@@ -126,12 +130,28 @@ class Served:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", EpsilonsWarning)
             plan, is_own = self.plan(controls, None if exact else "rdp")
-            page = make_page(plan, self.asked.about, alone=True)
+            about = replace(self.asked.about, tiers=self._tiers(controls))
+            page = make_page(plan, about, alone=True)
         said = [str(one.message) for one in caught if issubclass(one.category, EpsilonsWarning)]
-        tables = [[title, *table] for title, table in display.phase_tables(plan)]
+        tables = [[title, *table] for title, table in display.phase_tables(plan, about.tiers)]
         tiers = {title: list(cells.items()) for title, cells in of_tiers(page).items()}  # scripts reorder keys like "4"
         shown = {"title": plan.title, "tables": tables, "notes": [*plan.notes, *said], "guarantee": plan.guarantee}
         return shown | {"own": is_own, "facts": of_plan(page), "tiers": tiers, "verdict": page.verdict}
+
+    def _tiers(self, controls: Mapping[str, Any]) -> Mapping[str, float] | None:
+        """The names of tiers, each with the epsilon that it was moved to."""
+        names = [tier_of(self.asked.about.tiers, epsilon) for epsilon in self.begin.epsilons.tolist()]
+        if not (self.movable and len(controls["tiers"]) == len(names)):
+            return self.asked.about.tiers
+        return {name: float(tier["epsilon"]) for name, tier in zip(names, controls["tiers"], strict=True) if name}
+
+    def compared(self, plans: Any) -> str:
+        """What differs between plans that were kept. plans: of each, the `tiers` of an answer. Raises ValueError."""
+        try:
+            columns = [{title: dict(cells) for title, cells in tiers.items()} for tiers in plans]
+            return compared([f"plan {name}" for name in "ABC"[: len(columns)]], columns, self.begin.unit)
+        except (AttributeError, KeyError, TypeError, IndexError):
+            raise ValueError from None
 
     def saved(self, controls: Mapping[str, Any]) -> str:
         """Write the plan and its page. Raises InputError where tiers or shares were moved."""
@@ -168,8 +188,10 @@ def app(served: Served, host: str) -> Starlette:
             asked = await request.json()
             if not isinstance(asked, dict) or not isinstance(asked.get("controls"), dict):
                 raise ValueError
-            if request.url.path == "/save":
-                result: dict[str, Any] = {"saved": served.saved(asked["controls"])}
+            if request.url.path == "/compare":
+                result: dict[str, Any] = {"verdict": served.compared(asked.get("plans"))}
+            elif request.url.path == "/save":
+                result = {"saved": served.saved(asked["controls"])}
             else:
                 result = served.answer(asked["controls"], asked.get("exact") is True)
         except EpsilonsError as error:
@@ -178,8 +200,8 @@ def app(served: Served, host: str) -> Starlette:
             return Response("Not JSON.", 400, _HEADERS)
         return Response(json_text(result), 200, _HEADERS, "application/json")
 
-    routes = [Route("/", page), Route("/plan", post, methods=["POST"]), Route("/save", post, methods=["POST"])]
-    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)])
+    posts = [Route(path, post, methods=["POST"]) for path in ("/plan", "/save", "/compare")]
+    return Starlette(routes=[Route("/", page), *posts], middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)])
 
 
 def serve_plan(asked: Asked, save: Callable[[Plan], None] | None, output: Path | None, html: Path | None) -> None:

@@ -152,7 +152,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     if flags.resume:
         _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
-    show_plan(plan, out)
+    show_plan(plan, out, config.budgets.levels)
     if begun and flags.plan is None and (other := differences_from_config(plan, prepared)):
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if new := plan_folder and [path for path in {*folders.values()} - {*begun} if plan_folder.unused(path) is None]:

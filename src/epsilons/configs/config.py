@@ -61,7 +61,8 @@ class DataSection(_Section):
     """In place of `test`: the share of `train` to hold out, chosen at random. It is not trained on."""
     test_public: bool = False
     """True if the model's scores on the test data may be published. Scores on people's data are not covered by the
-    guarantee, so the release report leaves them out unless this is true."""
+    guarantee, so the release report leaves them out unless this is true. Rows that `test_share` or `test_after` hold
+    out are of people with budgets: for them it is right only if the whole table is public, and there is a warning."""
     target: str = "label"
     """The column of the table to predict."""
     classes: Annotated[int, Field(ge=2, le=100_000)] | list[Text] | None = None

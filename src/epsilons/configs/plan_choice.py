@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import EpsilonsError, InputError, PlanError
+from ..errors import EpsilonsError, EpsilonsWarning, InputError, PlanError
 from ..ledger.plan_folder import PlanFolder
 from ..ledger.run_folder import RunFolder
-from ..ledger.signatures import Signature, check_signed, of_run, signatures
+from ..ledger.signatures import SUFFIX, Signature, check_signed, of_run, signatures
 from ..planning import Plan
 from .prepare import Prepared
 
@@ -52,6 +53,7 @@ def plan_of(
         return plan if folder is None or not (folder / "plan.json").is_file() else PlanFolder(folder)
     made = prepared.plan()
     if folder is None or not (makes_folder or (folder / "plan.json").is_file()):
+        warn_of_unused(config_folder, made)
         return made
     return counted_plan(made, folder)
 
@@ -65,6 +67,22 @@ def signatures_of(saved: Path | None, run_dirs: list[Path], resumed: Plan | None
     if resumed is not None:
         return of_run(RunFolder(next(one for one in run_dirs if (one / "plan.json").is_file())), resumed)
     return signatures(saved) if saved is not None and saved.exists() else ()
+
+
+def warn_of_unused(folder: Path, plan: Plan) -> None:
+    """Warn of a signed plan beside the config of a run that is not trained under its file, and so has no signature."""
+    for file in sorted(folder.glob(f"*.json.*{SUFFIX}")):
+        saved = file.with_name(file.name[: -len(SUFFIX) - 9])
+        given = [one.values["plan"] for one in signatures_of(saved, []) if not one.wrong] if saved.is_file() else []
+        if given:
+            same = "holds the plan of this run" if plan.digest in given else "holds another plan than this run's"
+            warnings.warn(
+                f"{saved} is signed, and {same}. A run keeps the signatures of the file that it is trained under: give "
+                f"--plan {saved}. This run keeps none.",
+                EpsilonsWarning,
+                stacklevel=2,
+            )
+            return
 
 
 def _plan_of_run(run_dirs: list[Path], may_start: bool) -> Plan | None:

@@ -180,6 +180,21 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
+#: What contradicts a config whose held-out rows have budgets.
+PUBLIC_ROWS = (
+    "data.test_public = true lets scores be published, and the rows to test on are held out of {where}: people with "
+    "budgets, whose scores no budget covers. Leave it out; or name public data in data.test. It is right only if all "
+    "rows of {where} are public, such as those of a benchmark."
+)
+
+
+def check_public(config: Config) -> None:
+    """Warn if scores on people with budgets may be published."""
+    data, is_real = config.data, config.budgets.shares is None
+    if data.test_public and is_real and (data.test_share is not None or data.test_after):
+        warnings.warn(PUBLIC_ROWS.format(where=data.train), EpsilonsWarning, stacklevel=3)
+
+
 def apart(config: Config, of_train: Any, of_test: Any, rows: int, members: Members | None) -> tuple[Mask, str | None]:
     """(rows,) which test rows are tested on, and how many persons are not because they also train.
 
@@ -335,6 +350,7 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     data = config.data
     if config.registry is not None:
         raise InputError(NEEDS_REGISTRY)
+    check_public(config)
     chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         texts = [*_aside(config), *data.test_after]
@@ -383,6 +399,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     data = config.data
     if config.registry is not None and members is None:
         raise InputError(NEEDS_REGISTRY)
+    check_public(config)
     chooser = consent(config, folder, data.train, members)
     source = _read(config, folder, data.train, "train", data.class_names, chooser)
     if (source.classes is None) != (config.training.loss == "mse"):

@@ -90,8 +90,10 @@ class PlanFolder:
         self.plan = Plan.load(self.path / "plan.json", accountant)
 
     @classmethod
-    def create(cls, path: str | Path, plan: Plan) -> PlanFolder:
+    def create(cls, path: str | Path, plan: Plan, tiers: Mapping[str, float] | None = None) -> PlanFolder:
         """A new folder for the runs of this plan. Raises RunError if the folder exists and is not empty.
+
+        tiers  {name: epsilon}, as for `Plan.save`
 
         Make it once for each plan: every folder allows all runs of its plan.
         """
@@ -108,7 +110,7 @@ class PlanFolder:
             (folder / "slots").mkdir(mode=0o700)
         except OSError as error:
             raise RunError(f"{path} cannot be used as a plan's folder: {error.strerror or error}.") from None
-        plan.save(folder / "plan.json")
+        plan.save(folder / "plan.json", tiers)
         return cls(folder, plan.accountant_fn)
 
     def for_subset(self) -> PlanFolder:

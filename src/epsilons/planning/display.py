@@ -8,7 +8,7 @@ the few chose, as long as the rows are the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from ..core.disclosure import (
     how_many,
     of_unit,
     risk_of,
+    tier_of,
 )
 from ..errors import PlanError, printable
 from .plan_numbers import Phase, PlanNumbers
@@ -145,15 +146,22 @@ def comparison(plans: Sequence[PlanNumbers]) -> str:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
-    """A title and a table for each phase; one table for all phases where the plan has small cells."""
+def phase_tables(plan: PlanNumbers, tiers: Mapping[str, float] | None = None) -> list[tuple[str, Table]]:
+    """A title and a table for each phase; one table for all phases where the plan has small cells.
+
+    tiers  {name: epsilon}, for names beside the epsilons; those of lifetime levels have none
+    """
+    tiers = tiers if plan.groups.starts is None else None
     if has_small_cells(plan.groups):
         heading = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
-        promises = [[row.label, _delta(row), _records(row), spent_bound(plan, row)] for row in small_cell_rows(plan)]
+        promises = [
+            [named(row.label, row.tier), _delta(row), _records(row), spent_bound(plan, row)]
+            for row in display_rows(plan.groups, tiers, release=True)
+        ]
         return [(heading, ([promised(plan), "delta", f"{plan.unit}s", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
     tables = [
-        ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
+        ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase, tiers))
         for i, phase in enumerate(plan.phases, start=1)
     ]
     if plan.groups.limits is not None:
@@ -202,7 +210,7 @@ def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> tup
     return tuple(one for one in (odds, Limit("TPR", rate, power, found)) if math.isfinite(one.declared))
 
 
-def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
+def _phase_table(plan: PlanNumbers, phase: Phase, tiers: Mapping[str, float] | None) -> Table:
     weighted = bool((phase.weight != 1).any())
     headers = [promised(plan), "delta", f"{plan.unit}s", "epsilon_spent", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
@@ -211,7 +219,7 @@ def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     groups = zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
     return headers, [
         [
-            number(epsilon) + risk_of(plan.groups, group),
+            named(number(epsilon) + risk_of(plan.groups, group), tier_of(tiers, epsilon)),
             number(delta),
             f"{count:,}",
             rounded_spend(spent, epsilon),
@@ -268,6 +276,11 @@ def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
 def small_cell_rows(plan: PlanNumbers) -> tuple[DisplayRow, ...]:
     """The rows of a plan that has small cells."""
     return display_rows(plan.groups, None, release=True)
+
+
+def named(label: str, tier: str | None) -> str:
+    """The label of a row with the name of its tier, if it has one: "0.5 (strict)"."""
+    return f"{label} ({tier})" if tier else label
 
 
 def first_cells(row: DisplayRow) -> list[str]:

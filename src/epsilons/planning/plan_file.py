@@ -44,8 +44,8 @@ _SCHEMAS_OF_ALL = (SCHEMA_OF_ACCOUNTS, SCHEMA_OF_RISKS, SCHEMA_OF_SELECTIONS)
 ROSTER_IN_SCHEMA_1 = "replace-by-null, roster public"
 
 
-def to_dict(plan: PlanNumbers) -> dict[str, Any]:
-    """What a saved plan holds, as JSON values."""
+def to_dict(plan: PlanNumbers, tiers: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """What a saved plan holds, as JSON values. tiers: {name: epsilon}"""
     groups: list[dict[str, Any]] = [
         {"epsilon": float(e), "delta": float(d), "records": int(n), "epsilon_spent": float(s)}
         for e, d, n, s in zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
@@ -64,7 +64,7 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
         values |= {name: phases[0][name] for name in ("noise_std", "expected_batch")}
         for row, numbers in zip(groups, phases[0]["groups"], strict=True):
             row.update(numbers)
-    return sealed(values)
+    return sealed(values | ({"tiers": dict(tiers)} if tiers else {}))
 
 
 def _risks(plan: PlanNumbers) -> list[dict[str, float]]:

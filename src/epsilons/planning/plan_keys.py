@@ -79,6 +79,7 @@ class PlanFile(_Strict):
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     digest: str | None = None
+    tiers: dict[str, Positive] | None = None
 
     @property
     def added(self) -> object:

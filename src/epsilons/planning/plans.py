@@ -68,13 +68,16 @@ class Plan(PlanNumbers):
 
     # -- its file ----------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a saved plan holds, as JSON values; docs/concepts.md lists the keys."""
-        return plan_file.to_dict(self)
+    def to_dict(self, tiers: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """What a saved plan holds, as JSON values; docs/concepts.md lists the keys. tiers: {name: epsilon}, to keep."""
+        return plan_file.to_dict(self, tiers)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON, completely or not at all, readable by its owner alone (mode 0600)."""
-        return write_json(Path(path), self.to_dict())
+    def save(self, path: str | Path, tiers: Mapping[str, float] | None = None) -> Path:
+        """Write the plan as JSON, completely or not at all, readable by its owner alone (mode 0600).
+
+        tiers  {name: epsilon}, which `epsilons compare` shows in the place of epsilons
+        """
+        return write_json(Path(path), self.to_dict(tiers))
 
     @classmethod
     def load(cls, path: str | Path, accountant: Accountant | None = None) -> Plan:

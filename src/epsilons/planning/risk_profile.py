@@ -180,6 +180,11 @@ def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:
 #: The false-positive rates at which attacks are shown.
 FALSE_POSITIVES = (1e-3, 1e-2)
 
+ODDS = (
+    "Right guesses under a plan are of this plan alone. Those by the promise are the upper limit, which no plan that "
+    "keeps ε and δ exceeds; 100 is no limit."
+)
+
 EXCESS = (
     "excess: what a group loses against scale at the same epsilon and delta, because of other people's budgets; in "
     "Bayes error at the worst prior, and in epsilon at the worst smaller delta"
@@ -269,6 +274,7 @@ def excess(risks: Sequence[GroupRisk]) -> FloatArray:
 def risk_table(plan: Plan, risks: Sequence[GroupRisk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
     headers = [promised(plan), f"{plan.unit}s", "right guesses in 100"]
+    headers[-1] += " by the promise" if has_small_cells(plan.groups) else " under the plan"
     if has_small_cells(plan.groups):
         rows = [(first_cells(row), _promised(plan, row)) for row in small_cell_rows(plan)]
         return headers, [[*cells, "merged" if right is None else f"≤ {right}"] for cells, right in rows]

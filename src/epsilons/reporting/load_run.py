@@ -68,7 +68,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     _check_folder(folder)
     plan = Plan.load(folder.plan, accountant)
     account, chain, _ = read(folder.ledger, plan)
-    settings = _settings(folder)
+    settings = settings_of(folder)
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
     _check_slot(settings.plan_slot, plan, folder)
@@ -113,7 +113,8 @@ def _check_folder(folder: RunFolder) -> None:
         )
 
 
-def _settings(folder: RunFolder) -> RunSettings:
+def settings_of(folder: RunFolder) -> RunSettings:
+    """run.json, checked. Raises RunError."""
     path, values = folder.settings, folder.read_settings()
     schema = values.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:

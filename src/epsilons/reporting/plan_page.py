@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from .sentences import strategy
 
 #: More tiers than this are merged into so many rows.
 MOST_ROWS = 8
+RIGHT = "Right guesses of 100"
 #: With more groups than this, merged rows have bounds that follow from their promises: a profile takes 0.02 s.
 MOST_PROFILES = 40
 
@@ -47,10 +49,12 @@ class About:
 
 @dataclass(frozen=True)
 class Tier:
-    """One row: a tier, or several merged. right: of 100 guesses; None where the row shows no bound.
+    """One row: a tier, or several merged.
 
-    most    epsilon
-    limits  of a tier by risk
+    most     epsilon
+    right    of 100 guesses under the plan, by the promise where that is not shown; None where the row shows no bound
+    promise  the same by the promise alone
+    limits   of a tier by risk
     """
 
     label: str
@@ -59,8 +63,14 @@ class Tier:
     count: int | None
     spent: str
     right: int | None
+    promise: int | None
     sentence: str | None
     limits: tuple[display.Limit, ...]
+
+    @property
+    def key(self) -> str:
+        """What tables of several plans call it: its name, as far as it has one."""
+        return self.name or self.label
 
 
 @dataclass(frozen=True)
@@ -146,14 +156,21 @@ def make_page(plan: Plan, about: About, *, alone: bool = False) -> PlanPage:
 class SideBySide:
     """Plans beside one another. In facts and tables: one cell per plan, "–" where it has none.
 
-    says  of ways to use the same budgets, what the advisor says of all of them
+    verdict  what differs between the plans
+    says     of ways to use the same budgets, what the advisor says of all of them
     """
 
     names: tuple[str, ...]
     pages: tuple[PlanPage, ...]
     facts: Comparison
     tables: tuple[Comparison, ...]
+    verdict: str
     says: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """The header of the tiers."""
+        return "tier" if self.tables[0].title == words.PROMISED else self.pages[0].promised
 
 
 def advised(
@@ -177,23 +194,28 @@ def advised(
         signals, scores = zip(*sorted(proxy.items()), strict=True)
         expected = np.interp([way.signal for way in advice.ways], signals, scores)
         facts.append(("expected accuracy, from the public proxy", tuple(f"{one:.1%}" for one in expected)))
-    return replace(found, facts=Comparison("", tuple(facts)), says=tuple(filter(None, says)))
+    return replace(found, facts=Comparison("", tuple(facts)), verdict="", says=tuple(filter(None, says)))
 
 
-def side_by_side(plans: Mapping[str, Plan]) -> SideBySide:
-    """Plans by name, with one row for each budget of any of them. Raises PlanError if units differ."""
+def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, float]] | None = None) -> SideBySide:
+    """Plans by name, with one row for each tier of any of them. Raises PlanError if units differ.
+
+    tiers  the tiers of a plan, {name: epsilon}; a plan without any takes those of the first plan that has some
+    """
     if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
         raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
-    pages = tuple(make_page(plan, About(name=name)) for name, plan in plans.items())
-    most = {tier.label: tier.most for page in pages for tier in page.tiers}
+    given = dict(tiers or {})
+    known = dict.fromkeys(plans, next(iter(given.values()), {})) | given
+    pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
+    most = {tier.key: tier.most for page in reversed(pages) for tier in page.tiers}
     facts, columns = [of_plan(page) for page in pages], [of_tiers(page) for page in pages]
     tables = [
-        _beside(title, [column.get(title, {}) for column in columns], sorted(most, key=lambda label: most[label]))
+        _beside(title, [column.get(title, {}) for column in columns], sorted(most, key=most.__getitem__))
         for title in dict.fromkeys(title for column in columns for title in column)
     ]
-    return SideBySide(
-        tuple(plans), pages, _beside("", facts, dict.fromkeys(name for one in facts for name in one)), tuple(tables)
-    )
+    rows = _beside("", facts, dict.fromkeys(name for one in facts for name in one))
+    verdict = words.compared(tuple(plans), columns, pages[0].plan.unit)
+    return SideBySide(tuple(plans), pages, rows, tuple(tables), verdict)
 
 
 def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[str]) -> Comparison:
@@ -207,13 +229,27 @@ def of_plan(page: PlanPage) -> dict[str, str]:
 
 
 def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
-    """What a comparison shows of its tiers: title -> label -> text."""
-    tables = {
-        "How many": {tier.label: "<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers},
-        "ε spent": {tier.label: tier.spent for tier in page.tiers},
-        "Right guesses of 100": {tier.label: "–" if tier.right is None else str(tier.right) for tier in page.tiers},
+    """What a comparison shows of its tiers: title -> name or label -> text."""
+    rights = [None if page.is_suppressed else tier.right for tier in page.tiers]
+    columns: dict[str, Iterable[Any]] = {
+        words.PROMISED: [tier.label for tier in page.tiers],
+        words.COUNT: ["<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers],
+        "ε spent": [tier.spent for tier in page.tiers],
+        words.BY_PLAN: rights,
+        words.BY_PROMISE: [tier.promise for tier in page.tiers],
     }
-    return tables | {table.title: {label: cells[0] for label, cells in table.rows} for table in page.comparisons}
+    if not any(tier.name for tier in page.tiers):
+        del columns[words.PROMISED]
+    others = (table for table in page.comparisons if table.title != RIGHT)
+    columns |= {table.title: [cells[0] for _, cells in table.rows] for table in others}
+    return {
+        title: {tier.key: _cell(cell) for tier, cell in zip(page.tiers, cells, strict=True)}
+        for title, cells in columns.items()
+    }
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else str(value)
 
 
 def _advice(plan: Plan) -> Advice:
@@ -246,7 +282,7 @@ def _signals(plan: Plan) -> FloatArray:
 
 
 def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Tier, ...]:
-    rights = _rights(plan, rows, is_suppressed)
+    rights, promises = _rights(plan, rows, is_suppressed), _promises(plan, rows)
     return tuple(
         Tier(
             label=row.label,
@@ -255,31 +291,35 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             count=row.records,
             spent=_spent(plan, row, is_suppressed),
             right=right,
+            promise=None if plan.groups.starts is not None else promise,  # that of an account is over its lifetime
             sentence=None
             if right is None
             else risk_profile.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
             limits=() if row.merged else display.limits_of(plan, row.groups.start, is_suppressed),
         )
-        for row, right in zip(rows, rights, strict=True)
+        for row, right, promise in zip(rows, rights, promises, strict=True)
     )
 
 
 def _rights(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[int | None, ...]:
     """Right guesses of 100, by profiles; in a merged row the most of any group. Many groups are bounded by promises."""
     if is_suppressed:
-        return tuple(_of_bound(plan, row) for row in rows)
+        return _promises(plan, rows)
     if len(plan.groups) > MOST_PROFILES:
         return risk_profile.of_rows(plan, rows, False)
     rights = risk_profile.right_guesses(plan)
     return tuple(int(rights[row.groups].max()) for row in rows)
 
 
-def _of_bound(plan: Plan, row: DisplayRow) -> int | None:
-    """By the epsilon that the row shows, and the delta of everyone; None without them."""
-    deltas = np.unique(plan.delta)
-    if row.at_most is None or len(deltas) > 1:
-        return None
-    return risk_profile.right_of_promise(row.at_most, float(deltas[0]))
+def _promises(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[int | None, ...]:
+    """By each row's own promise; of merged rows by the epsilon that they show, where everyone has one delta."""
+    deltas = np.unique(plan.delta).tolist()
+    return tuple(
+        risk_profile.right_of_promise(row.at_most, deltas[0])
+        if promise is None and row.at_most is not None and len(deltas) == 1
+        else promise
+        for row, promise in zip(rows, risk_profile.of_rows(plan, rows, True), strict=True)
+    )
 
 
 def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:
@@ -291,13 +331,13 @@ def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:
 
 
 def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comparison, ...]:
-    labels = [row.label + (f" ({row.tier})" if row.tier else "") for row in rows]
+    labels = [display.named(row.label, row.tier) for row in rows]
     tables: list[tuple[str, Callable[[_Way], Iterable[str]]]] = [  # title, cells of a strategy's column
         ("ε spent", lambda way: [_spent(way.plan, row, False) for row in rows]),
-        ("Right guesses of 100", lambda way: map(str, _rights(way.plan, rows, False))),
+        (RIGHT, lambda way: map(str, _rights(way.plan, rows, False))),
         ("Influence", lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
-        ("Share of the signal", lambda way: _shares(way, rows)),
-        ("Noise", lambda way: [_noise(way.plan, row) for row in rows]),
+        (words.SHARE, lambda way: _shares(way, rows)),
+        (words.NOISE, lambda way: [_noise(way.plan, row) for row in rows]),
     ]
     return tuple(
         Comparison(

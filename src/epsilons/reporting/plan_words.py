@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from ..core.disclosure import MOST_ROWS, DisplayRow, of_unit, risk_of
+from ..core.mechanism import Unit
 from ..planning import Plan, display
 from ..planning.plan_numbers import CURVE_POINTS, SHARES
 from .sentences import MOST_LISTED, listed, strategy
@@ -95,6 +97,80 @@ def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ..
     if seeded:
         points.append("Anyone who knows the seed of the config: it undoes the noise.")
     return tuple(points)
+
+
+# -- Several plans side by side: what differs, read off the cells that are shown
+
+PROMISED, COUNT, SHARE, NOISE = "Promised ε", "How many", "Share of the signal", "Noise"
+BY_PLAN, BY_PROMISE = "Right guesses of 100 under the plan", "Right guesses of 100 by the promise"
+HIDDEN = (
+    "Rare tiers are hidden, and so is all noise that was computed with them: fewer than 20 records hold some budget. "
+    "For internal use, plan.json and epsilons compare --json hold the numbers."
+)
+
+
+#: Of each plan: title -> tier -> cell.
+Columns: TypeAlias = Sequence[Mapping[str, Mapping[str, str]]]
+
+
+def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
+    """Which plan has the least noise, and which costs the smallest tier most, by the numbers that are shown."""
+    tiers = [tier for tier in columns[0][COUNT] if all(tier in column[COUNT] for column in columns)]
+    sizes = {tier: min(_numbers([column[COUNT][tier] for column in columns]), default=0.0) for tier in tiers}
+    smallest = min(filter(sizes.__getitem__, tiers), key=sizes.__getitem__, default=None)
+    hidden = "" if all(NOISE in column for column in columns) else of_unit(HIDDEN, unit)
+    if smallest is None:
+        return f"{hidden} The plans have no tier in common that is shown.".lstrip()
+    said = [hidden, _least_noise(names, columns, tiers)]
+    said.append(f"The smallest tier{' that is shown' if hidden else ''} is {_called(smallest, columns)}")
+    costs = _costs(names, columns, smallest)
+    more = " or more" if len({column[COUNT][smallest] for column in columns}) > 1 else ""
+    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s{more}): {'; '.join(costs)}."
+
+
+def _called(tier: str, columns: Columns) -> str:
+    """A tier by its name; without one it is its epsilon."""
+    return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
+
+
+def _least_noise(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -> str:
+    """The plan with the least noise for each tier; "" where no noise is shown."""
+    least: dict[str, list[str]] = {}
+    for tier in tiers:
+        if noise := _extreme(names, columns, NOISE, tier, min):
+            least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
+    noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
+    return f"Least noise in a step: {noises}." if noises else ""
+
+
+def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
+    """Under which plan a tier is guessed most often, and where a model learns least from it."""
+    odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
+    if found := next(filter(None, odds), None):
+        how = f"most often under {found[0]}" if found[0] else "equally often under all"
+        yield f"guesses about it are right {how} ({found[1]})"
+    if found := _extreme(names, columns, SHARE, tier, min):
+        how = f"least from it under {found[0]}" if found[0] else "as much from it under all"
+        yield f"a model learns {how} ({found[1]})"
+
+
+def _extreme(
+    names: Sequence[str], columns: Columns, title: str, tier: str, pick: Callable[[list[float]], float]
+) -> tuple[str, str] | None:
+    """The plans with the smallest or largest number, "" for all, and the cells; None where a number is missing."""
+    cells = [column.get(title, {}).get(tier, "–") for column in columns]
+    found = _numbers(cells)
+    if len(found) < len(names):
+        return None
+    those = [name for name, one in zip(names, found, strict=True) if one == pick(found)]
+    shown = ", ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True))
+    return "" if len({*found}) == 1 else listed(those), f"{title[0].lower()}{title[1:]}: {shown}"
+
+
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """Those of the cells that hold one."""
+    found = [cell.removesuffix("\u00a0%").replace(",", "") for cell in cells]
+    return [float(cell) for cell in found if cell.replace(".", "").isdigit()]
 
 
 # -- A plan's spend over steps and its tables, as values for the page and the JSON
