@@ -7,6 +7,7 @@ order.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..core.columns import Codes, coded, counted, cut, different, ranked, taken
 from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
@@ -74,7 +76,7 @@ def as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
     if np.ma.is_masked(values):
         raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")
     try:
-        return np.array(values, dtype=np.float64)
+        return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
 
@@ -116,9 +118,10 @@ def is_large(deltas: FloatArray, records: int) -> bool:
     return records > 1 and bool((deltas >= 1 / records).any())
 
 
-def outlier(values: FloatArray, few: int) -> str | None:
+def outlier(groups: Groups, few: int) -> str | None:
     """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
-    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    largest = np.repeat(groups.epsilons[-few:], np.minimum(groups.counts[-few:], few))
+    ordered = largest[len(largest) - min(few, groups.records // 10) :]
     found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
     is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
     return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None
@@ -184,16 +187,16 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     return cells
 
 
-def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
-    """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
+def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], Codes]:
+    """(classes,) the classes, and (records,) the index of each record's class. Raises BudgetError."""
     try:
         array = np.asarray(targets)
-        classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
+        classes = different(cut(array)) if array.ndim == 1 and len(array) else None
     except (TypeError, ValueError):
         raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
-    if array.ndim != 1 or len(array) == 0:
+    if classes is None:
         raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
-    return classes.tolist(), index, counts
+    return classes.tolist(), coded(cut(array), len(array), classes)
 
 
 def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
@@ -257,25 +260,17 @@ class Budgets:
         spelling: str | Sequence[str] | None = None,
     ) -> None:
         values, deltas = as_budgets(epsilon, delta, unit)
-        if is_large(deltas, len(values)):
+        spent = None if starts is None else as_starts(starts, len(values))
+        self._codes, first = ranked([values, deltas, *(() if spent is None else spent.T)])
+        of_groups = None if spent is None else spent[first]
+        self._groups = Groups(values[first], deltas[first], counted(self._codes, len(first)), of_groups)
+        if is_large(self._groups.deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
-        if words := outlier(values, SMALLEST_SHOWN):
+        if words := outlier(self._groups, SMALLEST_SHOWN):
             warnings.warn(words, EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
         self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
         self._contract: Contract | None = None
-        self._epsilon = values
-        self._delta = deltas
-        self._starts = None if starts is None else as_starts(starts, len(values))
-        columns = np.stack([values, deltas, *([] if self._starts is None else self._starts.T)])
-        order = np.lexsort(columns[::-1])
-        ordered = columns[:, order]
-        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
-        group = np.empty(len(values), dtype=np.int64)
-        group[order] = np.cumsum(first) - 1
-        self._group: IntArray = read_only(group)
-        of_groups = None if self._starts is None else ordered[2:, first].T
-        self._groups = Groups(ordered[0, first], ordered[1, first], np.bincount(group), of_groups)
 
     # -- where budgets come from -------------------------------------------------------------------
 
@@ -408,7 +403,8 @@ class Budgets:
         array([20400, 25800, 13800])
         """
         epsilon = np.repeat(*_share_counts(shares, records))
-        return cls(np.random.default_rng(seed).permutation(epsilon), delta, unit=unit)
+        np.random.default_rng(seed).shuffle(epsilon)
+        return cls(epsilon, delta, unit=unit)
 
     @classmethod
     def by_class(
@@ -437,7 +433,8 @@ class Budgets:
         array([1, 3])
         """
         check(usable(as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
-        classes, index, counts = classes_of(targets)
+        classes, index = classes_of(targets)
+        counts = counted(index, len(classes))
         without = {name: n for name, n in zip(classes, counts, strict=True) if name not in epsilons}
         if without:
             # Only classes of many records are named: the others are values of a few people.
@@ -446,7 +443,7 @@ class Budgets:
             raise BudgetError(
                 f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
             )
-        values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
+        values = taken(np.array([epsilons[name] for name in classes], dtype=np.float64), index)
         if ids is None:
             return cls(values, delta)
         return cls.by_person(values, ids, delta=delta, spelling=spelling)
@@ -512,8 +509,9 @@ class Budgets:
             raise BudgetError("A subset of budgets of persons takes each person at most once: two coins spend more.")
         roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
-            starts = None if self._starts is None else self._starts[chosen]
-            some = Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)
+            group, groups = self._codes[chosen], self._groups
+            starts = None if groups.starts is None else groups.starts[group]
+            some = Budgets(groups.epsilons[group], groups.deltas[group], unit=self.unit, starts=starts)
             return some._with(roster).limited(self._contract)
 
     def limited(self, contract: Contract | None) -> Budgets:
@@ -564,8 +562,7 @@ class Budgets:
         >>> Budgets.by_person([1.0, 2.0], ["ann", "bob"]).without_ids().has_ids
         False
         """
-        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
-            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts).limited(self._contract)
+        return copy.copy(self)._with(None)
 
     def persons_of(self, ids: Any) -> IntArray:
         """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
@@ -611,10 +608,11 @@ class Budgets:
         """The tiers of budgets by risk; None for others."""
         return self._contract
 
-    @property
+    @cached_property
     def group(self) -> IntArray:
         """(records,) group of each record (or person): its index into `epsilons`."""
-        return self._group
+        group: IntArray = read_only(self._codes.astype(np.int64))
+        return group
 
     @property
     def groups(self) -> Groups:
@@ -624,7 +622,7 @@ class Budgets:
     @property
     def records(self) -> int:
         """Number of records, or of persons."""
-        return len(self._epsilon)
+        return len(self._codes)
 
     @cached_property
     def shares(self) -> FloatArray:
