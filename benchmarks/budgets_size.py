@@ -84,6 +84,9 @@ def write(source: str, records: int, path: str) -> None:
 
 def making(source: str, records: int, path: str) -> Callable[[], Any]:
     """What makes the value of a row, with its input in memory."""
+    import pyarrow.csv
+    import pyarrow.parquet  # noqa: F401  # what is imported is not counted
+
     budgets = epsilons.Budgets
     if source in ("array", "levels", "distinct"):
         count = {"array": 3, "levels": 1000, "distinct": records}[source]

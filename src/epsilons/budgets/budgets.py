@@ -10,20 +10,23 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..core.columns import Codes, coded, counted, cut, different, ranked, taken
+from ..core.columns import PART, Codes, coded, counted, cut, different, ranked, taken
 from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
-from ..tabular import Marks, as_text, column_of, emptied, encoded, marks_of, meanings, numbers, read_table
+from ..tabular import Marks, as_text, column_of, emptied, encoded, is_parquet, marks_of, meanings, numbers, read_table
+from ..tabular.reading import read_parts, slices
+from ..tabular.table_files import parquet
 from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
 from .risk import Contract, Risk, as_contract
 
@@ -172,6 +175,22 @@ def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float])
     return np.array([tiers.get(name, np.nan) for name in names], dtype=np.float64)[index]
 
 
+def in_parts(read: Callable[[Any, str, Path], FloatArray], table: Any | None, column: str, path: Path) -> FloatArray:
+    """(records,) what `read` makes of a column, part by part. Where it refuses a part, it reads the whole column.
+
+    table  None for a .parquet file, of which this column alone is read
+    """
+    is_file = table is None
+    with suppress(BudgetError):  # an error counts all rows
+        some = read_parts(path, "budgets", BudgetError, [column], PART)[1] if is_file else slices(table, PART)
+        values, last = np.empty(parquet.read_metadata(path).num_rows if table is None else table.num_rows), 0
+        for part in some:
+            first, last = last, last + part.num_rows
+            values[first:last] = read(part, column, path)
+        return values
+    return read(read_table(path, "budgets", BudgetError) if is_file else table, column, path)
+
+
 def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     cells = column_of(table, column, path, BudgetError, NAME_YOURS)
     if numeric:
@@ -308,16 +327,20 @@ class Budgets:
         # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
         names = [column, delta_column, None if person is None else one_column(person)]
         texts, marks = [name for name in names if name], Marks(separator, decimal)
-        table = read_table(Path(path), "budgets", BudgetError, texts, marks)
-        return cls.from_table(
-            table, Path(path), BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
-        )
+        columns = BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
+        if is_parquet(Path(path)) and person is None:
+            return cls.from_table(None, Path(path), columns)
+        table = read_table(Path(path), "budgets", BudgetError, texts, marks, columns=texts)
+        return cls.from_table(table, Path(path), columns)
 
     from_parquet = from_csv
 
     @classmethod
     def from_table(cls, table: Any, path: Path, columns: BudgetColumns) -> Budgets:
-        """The same from a pyarrow.Table that was read from `path`; messages name the path."""
+        """The same from a pyarrow.Table that was read from `path`; messages name the path.
+
+        table  None for a .parquet file without persons: its columns are then read in parts
+        """
         column, delta, delta_column, tiers, person, conflict, spelling, tail = columns
         contract = None
         if tiers is not None and any(isinstance(one, Risk | Mapping) for one in tiers.values()):
@@ -328,8 +351,9 @@ class Budgets:
                 )
             contract, delta = as_contract(tiers, tail, delta)
             tiers = contract.levels
-        epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
-        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
+        read = epsilon_column if tiers is None else partial(tier_column, tiers=tiers)
+        epsilon = in_parts(read, table, column, path)
+        deltas = delta if delta_column is None else in_parts(epsilon_column, table, delta_column, path)
         if person is None:
             return cls(epsilon, deltas).limited(contract)
         ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))
