@@ -55,9 +55,9 @@ def measured(make: Callable[[], Any]) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is held
     before, begin = status("VmRSS"), time.process_time()
     value = make()
-    found = {"seconds": time.process_time() - begin, "peak": status("VmHWM") - before, "held": status("VmRSS") - before}
+    seconds, peak, held = time.process_time() - begin, status("VmHWM"), status("VmRSS")
     del value
-    return found
+    return {"seconds": seconds, "peak": peak - before, "held": held - before, "process": peak}
 
 
 def levels(records: int, values: Any) -> Any:
@@ -69,17 +69,20 @@ def write(source: str, records: int, path: str) -> None:
     import pyarrow
     from pyarrow import csv, parquet
 
-    columns = {"epsilon": levels(records, LEVELS)}
-    if source != "csv":
-        columns |= {"tier": pyarrow.array(levels(records, np.arange(3))).cast(pyarrow.int32())}
-        columns["tier"] = pyarrow.DictionaryArray.from_arrays(columns["tier"], NAMES.tolist())
-        columns |= {name: columns["epsilon"] + k for k, name in enumerate("abcd")}
-        with parquet.ParquetWriter(path, pyarrow.table({k: v[:0] for k, v in columns.items()}).schema) as writer:
-            for first in range(0, records, 1 << 20):
-                part = {name: column[first : first + (1 << 20)] for name, column in columns.items()}
-                writer.write_table(pyarrow.table(part))
-    else:
-        csv.write_csv(pyarrow.table(columns), path)
+    epsilon, tier = levels(records, LEVELS), levels(records, np.arange(3, dtype=np.int32))
+
+    def part(first: int) -> Any:
+        here = slice(first, first + (1 << 20))
+        columns: dict[str, Any] = {"epsilon": epsilon[here]}
+        if source != "csv":
+            columns["tier"] = pyarrow.DictionaryArray.from_arrays(tier[here], NAMES.tolist())
+            columns |= {name: epsilon[here] + k for k, name in enumerate("abcd")}
+        return pyarrow.table(columns)
+
+    schema = part(0).schema
+    with (csv.CSVWriter if source == "csv" else parquet.ParquetWriter)(path, schema) as writer:
+        for first in range(0, records, 1 << 20):
+            writer.write_table(part(first))
 
 
 def making(source: str, records: int, path: str) -> Callable[[], Any]:
@@ -159,12 +162,14 @@ def main() -> None:
     elif asked.row:
         print(json.dumps(measured(making(sources[0], sizes[0], asked.path))))
     else:
-        print("| | records | bytes a record at the peak | held | seconds |\n|---|---|---|---|---|")
+        print(
+            "| | records | bytes a record at the peak | held | GB of the process | seconds |\n|---|---|---|---|---|---|"
+        )
         for source in sources:
             for size in sizes:
                 found = row(source, size)
-                peak, held = found["peak"] / size, found["held"] / size
-                print(f"| {source} | {size:g} | {peak:.1f} | {held:.1f} | {found['seconds']:.2f} |", flush=True)
+                each = f"{found['peak'] / size:.1f} | {found['held'] / size:.1f} | {found['process'] / 1e9:.2f}"
+                print(f"| {source} | {size:g} | {each} | {found['seconds']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

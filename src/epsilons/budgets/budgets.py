@@ -239,7 +239,7 @@ def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
             f"A subset takes {unit} indices in 0..{records - 1:,}, but {outside.sum():,} of {len(array):,} are outside "
             f"(first at position {int(outside.argmax()):,})."
         )
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 # -- Budgets: the epsilon of each record, or of each person with all their rows
@@ -535,7 +535,7 @@ class Budgets:
         with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
             group, groups = self._codes[chosen], self._groups
             starts = None if groups.starts is None else groups.starts[group]
-            some = Budgets(groups.epsilons[group], groups.deltas[group], unit=self.unit, starts=starts)
+            some = Budgets(taken(groups.epsilons, group), taken(groups.deltas, group), unit=self.unit, starts=starts)
             return some._with(roster).limited(self._contract)
 
     def limited(self, contract: Contract | None) -> Budgets:
