@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..core.columns import PART, Codes, coded, counted, cut, different, ranked, taken
+from ..core.columns import PART, Codes, coded, counted, cut, ranked, taken
 from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
@@ -210,12 +210,12 @@ def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], Codes]:
     """(classes,) the classes, and (records,) the index of each record's class. Raises BudgetError."""
     try:
         array = np.asarray(targets)
-        classes = different(cut(array)) if array.ndim == 1 and len(array) else None
+        found = coded(cut(array)) if array.ndim == 1 and len(array) else None
     except (TypeError, ValueError):
         raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
-    if classes is None:
+    if found is None:
         raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
-    return classes.tolist(), coded(cut(array), len(array), classes)
+    return found[0].tolist(), found[1]
 
 
 def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
@@ -328,9 +328,8 @@ class Budgets:
         names = [column, delta_column, None if person is None else one_column(person)]
         texts, marks = [name for name in names if name], Marks(separator, decimal)
         columns = BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
-        if is_parquet(Path(path)) and person is None:
-            return cls.from_table(None, Path(path), columns)
-        table = read_table(Path(path), "budgets", BudgetError, texts, marks, columns=texts)
+        in_file = is_parquet(Path(path)) and person is None
+        table = None if in_file else read_table(Path(path), "budgets", BudgetError, texts, marks, columns=texts)
         return cls.from_table(table, Path(path), columns)
 
     from_parquet = from_csv

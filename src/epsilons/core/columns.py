@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .mechanism import IntArray
+from .mechanism import IntArray, read_only
 
 #: (records,) a value of each record
 Column = npt.NDArray[Any]
@@ -33,30 +33,23 @@ def cut(column: Column) -> Iterator[Column]:
     return (column[part] for part in parts(len(column)))
 
 
-def different(columns: Iterable[Column]) -> Column:
-    """The different values of all these columns, ascending.
-
-    >>> different([np.array([3.0, 1.0]), np.array([1.0, 2.0])])
-    array([1., 2., 3.])
-    """
-    found: list[Column] = []
-    for column in columns:
-        found.append(np.unique(column))
-        if sum(map(len, found)) > 2 * len(found[0]) + PART:
-            found = [np.unique(np.concatenate(found))]
-    return np.unique(np.concatenate(found))
-
-
-def coded(columns: Iterable[Column], records: int, values: Column) -> Codes:
-    """(records,) the place of each value among `values`, which hold all in rising order; in the smallest type.
+def coded(columns: Iterable[Column]) -> tuple[Column, Codes]:
+    """(values,) the different values, ascending, and (records,) the place of each record's among them.
 
     columns  the parts of one column, as `cut` gives them
+
+    >>> coded([np.array([3.0, 1.0]), np.array([1.0, 2.0])])
+    (array([1., 2., 3.]), array([2, 0, 0, 1], dtype=uint8))
     """
-    codes = np.empty(records, dtype=np.min_scalar_type(len(values) - 1))
-    for part, column in zip(parts(records), columns, strict=True):
-        order = np.argsort(column)  # values that rise are found faster
-        codes[part][order] = np.searchsorted(values, column[order])
-    return codes
+    each = (np.unique(column, return_inverse=True) for column in columns)
+    found = [(own, _shrunk(index, len(own))) for own, index in each]
+    values = np.unique(np.concatenate([own for own, _ in found]))
+    return values, np.concatenate([_shrunk(np.searchsorted(values, own), len(values))[index] for own, index in found])
+
+
+def _shrunk(codes: IntArray, most: int) -> Codes:
+    """The same numbers, which are below `most`, in the smallest type."""
+    return codes.astype(np.min_scalar_type(most - 1))
 
 
 def taken(values: Column, codes: Column) -> Column:
@@ -86,23 +79,16 @@ def ranked(columns: Sequence[Column]) -> tuple[Codes, IntArray]:
     records, ranks = len(columns[0]), 1
     codes: Codes = np.zeros(records, dtype=np.uint8)
     for column in columns:
-        values = different(cut(column))
-        if len(values) == 1:
-            continue
-        own, count = coded(cut(column), records, values), len(values)
-        if ranks > 1:
-            values = different(_pairs(codes, own, count))
-            own = coded(_pairs(codes, own, count), records, values)
-        codes, ranks = own, len(values)
+        values, own = coded(cut(column))
+        if len(values) > 1 and ranks > 1:  # a number for each pair, which rises as they do
+            both = zip(cut(codes), cut(own), strict=True)
+            values, own = coded(rank.astype(np.int64) * len(values) + place for rank, place in both)
+        if len(values) > 1:
+            codes, ranks = own, len(values)
     first = np.empty(ranks, dtype=np.int64)
     for part in reversed(parts(records)):  # the first record of a rank is written last
         first[codes[part][::-1]] = np.arange(part.start, part.stop)[::-1]
-    return codes, first
-
-
-def _pairs(codes: Codes, others: Codes, count: int) -> Iterator[IntArray]:
-    """A number for each pair of codes, in parts; they are ordered as the pairs are. count: of the others"""
-    return (one.astype(np.int64) * count + other for one, other in zip(cut(codes), cut(others), strict=True))
+    return read_only(codes), first
 
 
 def hashed(digest: Any, codes: Codes) -> str:

@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from ..budgets.budgets import Budgets
 from ..clipping.engine import is_covered
-from ..core.columns import Codes, coded, cut, different, parts, taken
+from ..core.columns import Codes, ranked, taken
 from ..draws.persons_rows import Persons
 from ..errors import DataError, EpsilonsWarning, InputError, ModelError
 from ..independence.fixed_draws import ROOTS
@@ -423,11 +423,7 @@ def one_group_each(classes: np.ndarray[Any, Any], group: Codes) -> bool:
     >>> one_group_each(np.array([3, 4, 5, 3]), np.array([0, 1, 1, 1]))
     False
     """
-    index = coded(cut(classes), len(classes), different(cut(classes)))
-    some = np.empty(int(index.max()) + 1, dtype=np.int64)
-    for part in parts(len(index)):
-        some[index[part]] = group[part]  # the group of one record of each class
-    return all((some[index[part]] == group[part]).all() for part in parts(len(index)))
+    return len(ranked([classes, group])[1]) == len(ranked([classes])[1])  # pairs of class and group, and classes
 
 
 def targets_of(dataset: Any) -> Tensor | None:
