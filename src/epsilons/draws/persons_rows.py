@@ -235,8 +235,8 @@ def _splitmix64(state: Words) -> Words:
 #
 # One draw of about 1,000 from 1e6, 1e7 and 1e8 records takes 4, 37 and 370 ms with one coin per record, and 0.7, 4 and
 # 32 ms with counts, beside 37 ms for the gradients of 512 records in the paper's MNIST network
-# (benchmarks/data_path.py, processor's time). The first draw with counts also sorts the records into classes: 5, 120
-# and 2,800 ms, once per phase.
+# (benchmarks/data_path.py, processor's time). The first draw with counts also sorts the records into classes: three of
+# them take 13, 120 and 1,500 ms, once per phase, and one takes half of that.
 
 #: Plans for more records than this are drawn by counts.
 MOST_COINS = 1_000_000
