@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import tracemalloc
 import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +23,20 @@ from torch.utils.data import Subset, TensorDataset
 
 import epsilons
 from epsilons import Budgets
+from epsilons.budgets.budgets import classes_of
+from epsilons.core import columns
+from epsilons.core.columns import PART
 from epsilons.core.disclosure import merge_small
 from epsilons.core.mechanism import SMALLEST_DELTA
+from epsilons.draws.persons_rows import Persons
+from epsilons.draws.randomness import Randomness
 from epsilons.errors import BudgetError, EpsilonsWarning
+from epsilons.registry.databases import PAGE
+from epsilons.registry.registry import roster_digest
+from epsilons.registry.rosters import NO_PERSON, Roster
+from epsilons.tabular import reading
 from epsilons.training import validation
+from epsilons.training.opening import hash_of_groups
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 
@@ -456,3 +471,222 @@ def test_the_note_is_the_same_whatever_the_budgets():
     other = Budgets.by_class(CLASSES, {0: 7.5, 1: 0.25, 2: 3.5}, delta=1e-3)
     assert notes_of_fit(other, CLASSES) == notes_of_fit(OF_CLASSES, CLASSES)
     assert not any(number in validation.ROSTER_NOTE for number in ("7.5", "0.25", "3.5"))
+
+
+# -- Budgets of many records: grouped in parts, with few bytes a record
+
+
+def grouped_at_once(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(records,) ranks of the rows of these columns and (ranks, columns) the rows, by one sort of all."""
+    table = np.stack(columns)
+    order = np.lexsort(table[::-1])
+    ordered = table[:, order]
+    first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+    rank = np.empty(table.shape[1], dtype=np.int64)
+    rank[order] = np.cumsum(first) - 1
+    return rank, ordered[:, first].T
+
+
+@pytest.mark.parametrize("levels", [1, 3, 256, 257, 10**9])
+@pytest.mark.parametrize("records", [1, 2, 1000, 2 * PART, 2 * PART + 17])
+@pytest.mark.parametrize("more", ["", "deltas", "starts"])
+def test_groups_made_in_parts_are_those_of_one_sort_to_the_bit(levels, records, more):
+    rng = np.random.default_rng([levels, records])
+    epsilon, delta = 1 + rng.integers(levels, size=records) / levels, np.full(records, 1e-9)
+    delta = rng.choice([1e-9, 2e-9, 0.5], records) if more else delta
+    starts = rng.choice([-1.0, -0.0, 0.0, 0.25], (records, 2)) if more == "starts" else None
+    with warnings.catch_warnings(action="ignore"):
+        budgets = Budgets(epsilon, delta if more else 1e-9, starts=starts)
+    rank, rows = grouped_at_once(epsilon, delta, *([] if starts is None else starts.T))
+    assert budgets.group.dtype == np.int64
+    assert budgets.group.tobytes() == rank.tobytes()
+    assert budgets.counts.tobytes() == np.bincount(rank).tobytes()
+    held = [budgets.epsilons, budgets.delta, *([] if starts is None else budgets.groups.starts.T)]
+    assert np.stack(held, axis=1).tobytes() == np.ascontiguousarray(rows).tobytes()
+
+
+@pytest.mark.parametrize("records", [5, PART + 3])
+def test_ranks_of_infinite_values_are_those_of_one_sort_and_all_nan_are_one_value_above_them(records):
+    values = np.random.default_rng(0).choice([np.inf, -np.inf, 0.0, 5e-324, 1.0], records)
+    others = np.random.default_rng(1).choice([2.0, np.inf, -np.inf], records)
+    ranks, first = columns.ranked([values, others])
+    expected, rows = grouped_at_once(values, others)
+    assert ranks.tolist() == expected.tolist()
+    assert (values[first] == rows[:, 0]).all()
+    assert first.tolist() == [ranks.tolist().index(rank) for rank in range(len(first))]
+    values[::2] = np.nan
+    ranks, first = columns.ranked([values])
+    assert (ranks[::2] == len(first) - 1).all()
+    assert (ranks[1::2] < len(first) - 1).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0])
+def test_one_bad_budget_among_many_is_counted_and_located(bad):
+    epsilon = np.ones(3 * PART)
+    epsilon[2 * PART + 5] = bad
+    with pytest.raises(BudgetError, match=rf"1 of {3 * PART:,} budgets .* \(first at row {2 * PART + 5:,}"):
+        Budgets(epsilon, 1e-9)
+
+
+@pytest.mark.parametrize("names", [["b", "ä", "a" * 40], [3, -1, 7], [0.5, np.inf, -2.0], [True, False, True]])
+@pytest.mark.parametrize("kind", [None, object])
+def test_classes_found_in_parts_are_those_of_one_sort(names, kind):
+    targets = np.resize(np.array(names, dtype=kind), 2 * PART + 1)
+    classes, index = classes_of(targets)
+    expected, of_each = np.unique(targets, return_inverse=True)
+    assert classes == expected.tolist()
+    assert index.tolist() == of_each.tolist()
+
+
+def test_targets_of_two_types_are_refused_wherever_the_second_begins():
+    with pytest.raises(BudgetError, match="got a mixture"):
+        classes_of(np.array(["a"] * PART + [1] * PART, dtype=object))
+
+
+def test_budgets_hold_no_part_of_the_array_that_they_are_made_of():
+    epsilon = np.array([3.0, 1.0, 2.0])
+    budgets = Budgets(epsilon, 1e-3)
+    epsilon[:] = 9.0
+    assert budgets.epsilons[budgets.group].tolist() == [3.0, 1.0, 2.0]
+    assert epsilon.flags.writeable
+    assert budgets.subset([2, 0]).epsilons.tolist() == [2.0, 3.0]
+
+
+def test_hashes_of_groups_are_those_of_64_bit_numbers():
+    group = np.random.default_rng(0).integers(200, size=PART + 9)
+    whole = group.astype("<i8").tobytes()
+    persons = Persons.of(group, 200)
+    expected = hashlib.blake2b(b"200 " + whole, digest_size=16).hexdigest()
+    assert persons.facts["persons"] == expected
+    for kind in (np.uint8, np.uint16, np.int64):
+        assert hash_of_groups(group.astype(kind)) == hashlib.blake2b(whole, digest_size=16).hexdigest()
+        assert roster_digest(group.astype(kind)) == hashlib.sha256(whole).hexdigest()
+
+
+def big_parquet(tmp_path: Path, **changed: Any) -> Path:
+    """Four columns of 2.5 parts, in groups of rows of another size."""
+    count = 2 * PART + PART // 2
+    table = {"epsilon": np.resize([1.0, 3.0, 2.0], count), "delta": np.resize([1e-9, 2e-9], count)}
+    table |= {"tier": np.resize(["open", "strict"], count), "note": ["none"] * count}
+    for name, (row, value) in changed.items():
+        table[name] = [value if i == row else cell for i, cell in enumerate(np.asarray(table[name]).tolist())]
+    parquet.write_table(pyarrow.table(table), tmp_path / "budgets.parquet", row_group_size=PART - 7)
+    return tmp_path / "budgets.parquet"
+
+
+def test_columns_of_a_parquet_file_are_read_in_parts_and_no_others(tmp_path, monkeypatch):
+    path, count = big_parquet(tmp_path), 2 * PART + PART // 2
+    asked: list[Any] = []
+    read = reading.parquet.ParquetFile.iter_batches
+
+    def noted(self: Any, rows: int, columns: list[str]) -> Any:
+        asked.append((rows, columns))
+        return read(self, rows, columns=columns)
+
+    monkeypatch.setattr(reading.parquet.ParquetFile, "iter_batches", noted)
+    monkeypatch.setattr(reading.parquet, "read_table", lambda *_, **__: pytest.fail("the whole file was read"))
+    budgets = Budgets.from_parquet(path, delta_column="delta")
+    expected = Budgets(np.resize([1.0, 3.0, 2.0], count), np.resize([1e-9, 2e-9], count))
+    assert budgets.groups == expected.groups
+    assert (budgets.group == expected.group).all()
+    tiers = Budgets.from_parquet(path, column="tier", tiers={"strict": 1.0, "open": 2.0}, delta=1e-9)
+    assert tiers.group.tolist() == np.resize([1, 0], count).tolist()
+    assert asked == [(PART, ["epsilon"]), (PART, ["delta"]), (PART, ["tier"])]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("epsilon", None, r"1 of 163,840 cells of column 'epsilon' .* are empty or NaN \(first at row 140,000"),
+        ("epsilon", float("nan"), r"1 of 163,840 budgets .* \(first at row 140,000"),
+        ("tier", "opne", r"cells of column 'tier' .* are not the name of a tier .* Is it spelt as in the file"),
+    ],
+)
+def test_an_error_about_a_part_is_about_the_whole_file(tmp_path, column, value, words):
+    path = big_parquet(tmp_path, **{column: (140_000, value)})
+    tiers = {"strict": 1.0, "open": 2.0, "never": 3.0} if column == "tier" else None
+    with pytest.raises(BudgetError, match=words):
+        Budgets.from_parquet(path, column=column, tiers=tiers, delta=1e-9)
+    with pytest.raises(BudgetError, match="has no column 'x'; it has: 'epsilon', 'delta', 'tier', 'note'"):
+        Budgets.from_parquet(path, column="x", delta=1e-9)
+
+
+MANY = 10**6
+
+
+def bytes_a_record(make: Callable[[], Any]) -> float:
+    """Bytes that NumPy and Python hold at the peak while something is made, for each of MANY records."""
+    tracemalloc.start()
+    try:
+        made = make()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    del made
+    return peak / MANY
+
+
+def many(*values: Any) -> np.ndarray:
+    return np.array(values)[np.random.default_rng(0).integers(len(values), size=MANY)]
+
+
+@pytest.mark.parametrize(
+    ("most", "make"),
+    [
+        (6, lambda: partial(Budgets, many(1.0, 2.0, 3.0), 1e-9)),
+        (8, lambda: partial(Budgets, many(*np.linspace(1, 3, 1000)), 1e-9)),
+        (7, lambda: partial(Budgets, many(1.0, 2.0, 3.0), many(1e-9, 2e-9))),
+        (14, lambda: partial(Budgets, many(1.0, 2.0, 3.0).astype(np.float32), 1e-9)),
+        (14, lambda: partial(Budgets.from_shares, {1.0: 0.5, 2.0: 0.5}, records=MANY, delta=1e-9)),
+        (15, lambda: partial(Budgets.by_class, many("strict", "open"), {"strict": 1.0, "open": 2.0}, delta=1e-9)),
+        (1, lambda: Budgets(many(1.0, 2.0), 1e-9).without_ids),
+        (14, lambda: partial(Budgets(many(1.0, 2.0), 1e-9).subset, np.arange(0, MANY, 2))),
+    ],
+    ids=["few", "thousand", "deltas", "float32", "shares", "classes", "without-ids", "half"],
+)
+def test_budgets_take_few_bytes_a_record(most, make):
+    assert bytes_a_record(make()) <= most
+
+
+def test_the_group_of_each_record_is_held_in_one_byte_until_it_is_asked_for():
+    made = Budgets(many(1.0, 2.0, 3.0), 1e-9)
+    assert made._codes.nbytes == MANY
+    assert "group" not in vars(made)
+    assert bytes_a_record(lambda: made.group) <= 8.1
+    assert made.group is made.group
+
+
+def test_a_parquet_file_takes_few_bytes_a_record(tmp_path):
+    path = tmp_path / "budgets.parquet"
+    columns = {"epsilon": many(1.0, 2.0, 3.0), "tier": many("strict", "open"), "other": np.arange(MANY)}
+    parquet.write_table(pyarrow.table(columns), path)
+    pool = pyarrow.default_memory_pool()
+    for words in ({}, {"column": "tier", "tiers": {"strict": 1.0, "open": 2.0}}):
+        assert bytes_a_record(lambda words=words: Budgets.from_parquet(path, delta=1e-9, **words)) <= 14
+    assert pool.bytes_allocated() < MANY  # nothing of the table is left
+
+
+@pytest.mark.parametrize(("rows", "most"), [(None, 1), (4, 12)])
+def test_persons_and_their_rows_take_few_bytes_and_another_draw_none(rows, most):
+    person = np.repeat(np.arange(MANY // 4), 4) if rows else np.arange(MANY)
+    persons, randomness = Persons.of(person, MANY // (rows or 1), 2), Randomness(bytes(32))
+    drawn = np.arange(0, MANY // 4, 1000)
+    assert bytes_a_record(lambda: persons.readings(drawn, randomness, 0, 0)) <= most
+    assert bytes_a_record(lambda: persons.readings(drawn, randomness, 0, 1)) <= 0.2
+
+
+def test_persons_of_whole_numbers_take_few_bytes_a_row():
+    ids, epsilon = np.repeat(np.arange(MANY // 4), 4), np.repeat(many(1.0, 2.0)[::4], 4)
+    made = partial(Budgets.by_person, epsilon, ids, delta=1e-9, spelling="as written")
+    assert bytes_a_record(made) <= 16  # without what pyarrow holds
+
+
+def test_pages_of_a_roster_take_few_bytes_a_person():
+    numbers = np.random.default_rng(0).permutation(MANY)
+    rows = (numbers % 3).astype(np.uint8)
+    roster = Roster(numbers, rows)
+    assert bytes_a_record(lambda: sum(1 for _ in roster.pages())) <= 17
+    assert bytes_a_record(lambda: Roster(numbers, rows)) <= 10
+    for page, of_page in roster.pages():
+        here = page * PAGE + np.flatnonzero(of_page != NO_PERSON)
+        assert (of_page[of_page != NO_PERSON] == here % 3).all()

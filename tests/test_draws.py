@@ -9,10 +9,12 @@ import hashlib
 import itertools
 import threading
 import time
+import tracemalloc
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
 from types import SimpleNamespace
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import epsilons
+from epsilons.core.columns import PART
 from epsilons.draws import persons_rows
 from epsilons.draws import randomness as randomness_module
 from epsilons.draws.persons_rows import MOST_COINS, Draws, evenly, heads, rate_classes, subset, successes
@@ -796,3 +799,55 @@ def test_rare_records_are_drawn_at_their_rate_wherever_they_lie(source, rate):
     low, high = stats.binom.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], count * steps, rate)
     assert low <= places.sum() <= high
     assert stats.chisquare(places).pvalue > FALSE_ALARM
+
+
+# -- Draws read each record's group in parts, whatever type its number has
+
+
+def at_once(ours: Draws, step: int) -> np.ndarray:
+    """What `by_counts` draws, from arrays of all records."""
+
+    def chosen(size: int, count: int, stream: Any) -> np.ndarray:
+        if 2 * size > count:
+            return np.setdiff1d(np.arange(count), subset(count - size, count, stream))
+        return subset(size, count, stream)
+
+    limits, found = thresholds(ours.plan.phases[0].sample_rate), []
+    halvings = np.array([COIN_BITS - (int(limit) - 1).bit_length() if limit else -1 for limit in limits])
+    for h in sorted({*halvings.tolist()} - {-1}):
+        members = np.flatnonzero(halvings[ours.group] == h)
+        stream = ours.randomness.stream("counts", 0, step, h)
+        count = successes(len(members), h, stream)
+        candidates = members[chosen(count, len(members), stream)]
+        coins = stream.integers(count) >> np.uint64(64 - COIN_BITS)
+        found.append(candidates[coins < (limits << np.uint64(h))[ours.group[candidates]]])
+    return np.sort(np.concatenate(found))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64])
+def test_draws_in_parts_are_those_of_whole_arrays_whatever_the_type_of_the_groups(kind):
+    rates, count = (0.0, 1e-3, 0.01, 0.3, 0.6, 0.9, 1.0), 2 * PART + 41
+    table = {"steps": 3, "sample_rate": rates, **even(7), "noise_std": 3.0, "expected_batch": 50.0}
+    plan = of_phases(table, budgets=epsilons.Budgets(np.resize(np.arange(1, 8) * 1e4, 700)))
+    group = np.random.default_rng(0).integers(len(rates), size=count)
+    ours = Draws(plan, group.astype(kind), Randomness(bytes(32)))
+    for step in range(3):
+        drawn = ours.by_counts(0, step)
+        assert drawn.dtype == np.int64
+        assert drawn.tolist() == at_once(Draws(plan, group, Randomness(bytes(32))), step).tolist()
+        coins = Randomness(bytes(32)).stream("coins", 0, step).integers(count) >> np.uint64(11)
+        assert ours.by_coins(0, step).tolist() == np.flatnonzero(coins < thresholds(rates)[group]).tolist()
+
+
+def test_a_draw_by_counts_takes_few_bytes_a_record_and_another_one_next_to_none():
+    count = MOST_COINS + 1
+    table = {"steps": 3, "sample_rate": (1e-4, 1e-3), **even(2), "noise_std": 3.0, "expected_batch": 50.0}
+    ours = Draws(of_phases(table), np.resize(np.array([0, 1], dtype=np.uint8), count), Randomness(bytes(32)))
+    peaks = []
+    for step in range(2):
+        tracemalloc.start()
+        ours.by_counts(0, step)
+        peaks.append(tracemalloc.get_traced_memory()[1] / count)
+        tracemalloc.stop()
+    assert peaks[0] <= 9
+    assert peaks[1] <= 0.6  # the coins of a count, 8 MB at most for any number of records

@@ -7,21 +7,38 @@ order.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..core.columns import PART, Codes, coded, counted, cut, ranked, taken
 from ..core.disclosure import SMALLEST_SHOWN, how_many
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
-from ..tabular import Marks, as_text, column_of, decimal, emptied, encoded, marks_of, meanings, numbers, read_table
+from ..tabular import (
+    Marks,
+    as_text,
+    column_of,
+    decimal,
+    emptied,
+    encoded,
+    is_parquet,
+    marks_of,
+    meanings,
+    numbers,
+    read_table,
+)
+from ..tabular.reading import read_parts, slices
+from ..tabular.table_files import parquet
 from .ids import Conflict, Roster, as_conflict, as_rule, as_unit, check_agreement, ids_in, one_column, per_person
 from .risk import Contract, Risk, as_contract
 
@@ -74,7 +91,7 @@ def as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
     if np.ma.is_masked(values):
         raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")
     try:
-        return np.array(values, dtype=np.float64)
+        return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
 
@@ -116,9 +133,10 @@ def is_large(deltas: FloatArray, records: int) -> bool:
     return records > 1 and bool((deltas >= 1 / records).any())
 
 
-def outlier(values: FloatArray, few: int) -> str | None:
+def outlier(groups: Groups, few: int) -> str | None:
     """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
-    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    largest = np.repeat(groups.epsilons[-few:], np.minimum(groups.counts[-few:], few))
+    ordered = largest[len(largest) - min(few, groups.records // 10) :]
     found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
     is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
     return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None
@@ -197,6 +215,22 @@ def _held(names: Sequence[str], index: IntArray) -> str:
     return f"{SMALLEST_SHOWN} or more cells each hold {shown}." if held else ""
 
 
+def in_parts(read: Callable[[Any, str, Path], FloatArray], table: Any | None, column: str, path: Path) -> FloatArray:
+    """(records,) what `read` makes of a column, part by part. Where it refuses a part, it reads the whole column.
+
+    table  None for a .parquet file, of which this column alone is read
+    """
+    is_file = table is None
+    with suppress(BudgetError):  # an error counts all rows
+        some = read_parts(path, "budgets", BudgetError, [column], PART)[1] if is_file else slices(table, PART)
+        values, last = np.empty(parquet.read_metadata(path).num_rows if table is None else table.num_rows), 0
+        for part in some:
+            first, last = last, last + part.num_rows
+            values[first:last] = read(part, column, path)
+        return values
+    return read(read_table(path, "budgets", BudgetError) if is_file else table, column, path)
+
+
 def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     cells = column_of(table, column, path, BudgetError, NAME_YOURS)
     if numeric:
@@ -212,16 +246,16 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     return cells
 
 
-def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
-    """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
+def classes_of(targets: npt.ArrayLike) -> tuple[list[Any], Codes]:
+    """(classes,) the classes, and (records,) the index of each record's class. Raises BudgetError."""
     try:
         array = np.asarray(targets)
-        classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
+        found = coded(cut(array)) if array.ndim == 1 and len(array) else None
     except (TypeError, ValueError):
         raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
-    if array.ndim != 1 or len(array) == 0:
+    if found is None:
         raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
-    return classes.tolist(), index, counts
+    return found[0].tolist(), found[1]
 
 
 def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
@@ -245,7 +279,7 @@ def positions(chosen: npt.ArrayLike, records: int, unit: Unit) -> IntArray:
             f"A subset takes {unit} indices in 0..{records - 1:,}, but {outside.sum():,} of {len(array):,} are outside "
             f"(first at position {int(outside.argmax()):,})."
         )
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 # -- Budgets: the epsilon of each record, or of each person with all their rows
@@ -285,25 +319,17 @@ class Budgets:
         spelling: str | Sequence[str] | None = None,
     ) -> None:
         values, deltas = as_budgets(epsilon, delta, unit)
-        if is_large(deltas, len(values)):
+        spent = None if starts is None else as_starts(starts, len(values))
+        self._codes, first = ranked([values, deltas, *(() if spent is None else spent.T)])
+        of_groups = None if spent is None else spent[first]
+        self._groups = Groups(values[first], deltas[first], counted(self._codes, len(first)), of_groups)
+        if is_large(self._groups.deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
-        if words := outlier(values, SMALLEST_SHOWN):
+        if words := outlier(self._groups, SMALLEST_SHOWN):
             warnings.warn(words, EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
         self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
         self._contract: Contract | None = None
-        self._epsilon = values
-        self._delta = deltas
-        self._starts = None if starts is None else as_starts(starts, len(values))
-        columns = np.stack([values, deltas, *([] if self._starts is None else self._starts.T)])
-        order = np.lexsort(columns[::-1])
-        ordered = columns[:, order]
-        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
-        group = np.empty(len(values), dtype=np.int64)
-        group[order] = np.cumsum(first) - 1
-        self._group: IntArray = read_only(group)
-        of_groups = None if self._starts is None else ordered[2:, first].T
-        self._groups = Groups(ordered[0, first], ordered[1, first], np.bincount(group), of_groups)
 
     # -- where budgets come from -------------------------------------------------------------------
 
@@ -341,16 +367,19 @@ class Budgets:
         # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
         names = [column, delta_column, None if person is None else one_column(person)]
         texts, marks = [name for name in names if name], Marks(separator, decimal)
-        table = read_table(Path(path), "budgets", BudgetError, texts, marks)
-        return cls.from_table(
-            table, Path(path), BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
-        )
+        columns = BudgetColumns(column, delta, delta_column, tiers, person, conflict, spelling)
+        in_file = is_parquet(Path(path)) and person is None
+        table = None if in_file else read_table(Path(path), "budgets", BudgetError, texts, marks, columns=texts)
+        return cls.from_table(table, Path(path), columns)
 
     from_parquet = from_csv
 
     @classmethod
     def from_table(cls, table: Any, path: Path, columns: BudgetColumns) -> Budgets:
-        """The same from a pyarrow.Table that was read from `path`; messages name the path."""
+        """The same from a pyarrow.Table that was read from `path`; messages name the path.
+
+        table  None for a .parquet file without persons: its columns are then read in parts
+        """
         column, delta, delta_column, tiers, person, conflict, spelling, tail = columns
         contract = None
         if tiers is not None and any(isinstance(one, Risk | Mapping) for one in tiers.values()):
@@ -361,8 +390,10 @@ class Budgets:
                 )
             contract, delta = as_contract(tiers, tail, delta)
             tiers = contract.levels
-        epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
-        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path, is_delta=True)
+        read = epsilon_column if tiers is None else partial(tier_column, tiers=tiers)
+        epsilon = in_parts(read, table, column, path)
+        of_delta = partial(epsilon_column, is_delta=True)
+        deltas = delta if delta_column is None else in_parts(of_delta, table, delta_column, path)
         if person is None:
             return cls(epsilon, deltas).limited(contract)
         ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))
@@ -436,7 +467,8 @@ class Budgets:
         array([20400, 25800, 13800])
         """
         epsilon = np.repeat(*_share_counts(shares, records))
-        return cls(np.random.default_rng(seed).permutation(epsilon), delta, unit=unit)
+        np.random.default_rng(seed).shuffle(epsilon)
+        return cls(epsilon, delta, unit=unit)
 
     @classmethod
     def by_class(
@@ -465,7 +497,8 @@ class Budgets:
         array([1, 3])
         """
         check(usable(as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
-        classes, index, counts = classes_of(targets)
+        classes, index = classes_of(targets)
+        counts = counted(index, len(classes))
         without = {name: n for name, n in zip(classes, counts, strict=True) if name not in epsilons}
         if without:
             # Only classes of many records are named: the others are values of a few people.
@@ -474,7 +507,7 @@ class Budgets:
             raise BudgetError(
                 f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
             )
-        values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
+        values = taken(np.array([epsilons[name] for name in classes], dtype=np.float64), index)
         if ids is None:
             return cls(values, delta)
         return cls.by_person(values, ids, delta=delta, spelling=spelling)
@@ -540,8 +573,9 @@ class Budgets:
             raise BudgetError("A subset of budgets of persons takes each person at most once: two coins spend more.")
         roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
-            starts = None if self._starts is None else self._starts[chosen]
-            some = Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)
+            group, groups = self._codes[chosen], self._groups
+            starts = None if groups.starts is None else groups.starts[group]
+            some = Budgets(taken(groups.epsilons, group), taken(groups.deltas, group), unit=self.unit, starts=starts)
             return some._with(roster).limited(self._contract)
 
     def limited(self, contract: Contract | None) -> Budgets:
@@ -592,8 +626,7 @@ class Budgets:
         >>> Budgets.by_person([1.0, 2.0], ["ann", "bob"]).without_ids().has_ids
         False
         """
-        with warnings.catch_warnings(action="ignore", category=EpsilonsWarning):
-            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts).limited(self._contract)
+        return copy.copy(self)._with(None)
 
     def persons_of(self, ids: Any) -> IntArray:
         """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
@@ -639,10 +672,11 @@ class Budgets:
         """The tiers of budgets by risk; None for others."""
         return self._contract
 
-    @property
+    @cached_property
     def group(self) -> IntArray:
         """(records,) group of each record (or person): its index into `epsilons`."""
-        return self._group
+        group: IntArray = read_only(self._codes.astype(np.int64))
+        return group
 
     @property
     def groups(self) -> Groups:
@@ -652,7 +686,7 @@ class Budgets:
     @property
     def records(self) -> int:
         """Number of records, or of persons."""
-        return len(self._epsilon)
+        return len(self._codes)
 
     @cached_property
     def shares(self) -> FloatArray:

@@ -14,12 +14,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from ..core.columns import parts, taken
 from ..core.disclosure import how_many
 from ..core.mechanism import FloatArray, IntArray, Unit, read_only
 from ..errors import BudgetError, InputError
@@ -246,10 +248,17 @@ class Roster:
     @classmethod
     def of(cls, ids: Any, rule: Rule = ()) -> Roster:
         """The persons of these ids (rows,), in the order of their first row. Raises BudgetError for an empty id."""
-        import pyarrow.compute as pc
+        from pyarrow import ArrowNotImplementedError
 
-        encoded = pc.dictionary_encode(texts_of(ids, rule))
-        return cls(encoded.dictionary, read_only(encoded.indices.to_numpy().astype(np.int64)), rule)
+        cells = _as_arrow(ids)
+        with suppress(BudgetError, ArrowNotImplementedError):  # errors count rows, and not different ids
+            coded = cells.dictionary_encode()
+            names = texts_of(coded.dictionary, rule).dictionary_encode()
+            if not coded.null_count:
+                places = names.indices.to_numpy().astype(np.int64)
+                return cls(names.dictionary, read_only(taken(places, coded.indices.to_numpy())), rule)
+        names = texts_of(cells, rule).dictionary_encode()
+        return cls(names.dictionary, read_only(names.indices.to_numpy().astype(np.int64)), rule)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -298,7 +307,8 @@ def check_agreement(smallest: Sequence[FloatArray], values: Sequence[FloatArray]
     """
     differs = np.zeros(len(of_row), dtype=bool)
     for low, value in zip(smallest, values, strict=True):
-        differs |= value > low[of_row]
+        for part in parts(len(of_row)):
+            differs[part] |= value[part] > low[of_row[part]]
     if differs.any():
         persons, disagree = len(smallest[0]), len(np.unique(of_row[differs]))
         raise BudgetError(

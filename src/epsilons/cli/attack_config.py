@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..ledger.run_json import Attacked
 from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
+from ..training.opening import hash_of_groups
 from ..training.validation import groups_of
 from . import Interrupted, Terminated
 from .options import console, show_plan, show_table
@@ -147,8 +147,7 @@ def _plan_of_run(run: RunFolder, prepared: Prepared) -> Plan:
     """The run's own plan. Raises DataError if the records have other budgets now."""
     plan = Plan.load(run.plan)
     try:
-        group = groups_of(prepared.budgets, plan, len(prepared.budgets))
-        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+        roster = hash_of_groups(groups_of(prepared.budgets, plan, len(prepared.budgets)))
     except DataError:
         roster = "none"
     if run.read_settings().get("roster") != roster:

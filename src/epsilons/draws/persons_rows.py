@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from ..budgets.budgets import Budgets
 from ..budgets.ids import SEVERAL_OWNERS
+from ..core.columns import Codes, hashed, parts
 from ..core.mechanism import IntArray
 from ..errors import DataError, InputError
 from ..planning import Plan
@@ -203,9 +204,9 @@ class Persons:
         """What a sum depends on: a hash of whose rows are whose, and how many are read. Empty for plain records."""
         if self.are_records:
             return {}
-        owned = b"" if self.person is None else self.person.tobytes()
-        digest = hashlib.blake2b(f"{self.count} ".encode() + owned, digest_size=16)
-        return {"persons": digest.hexdigest(), "rows_per_person": self.rows_per_person, "views": self.views}
+        owned = np.empty(0, dtype=np.int64) if self.person is None else self.person
+        digest = hashed(hashlib.blake2b(f"{self.count} ".encode(), digest_size=16), owned)
+        return {"persons": digest, "rows_per_person": self.rows_per_person, "views": self.views}
 
     def __repr__(self) -> str:
         return f"Persons({self.count:,})"
@@ -234,8 +235,8 @@ def _splitmix64(state: Words) -> Words:
 #
 # One draw of about 1,000 from 1e6, 1e7 and 1e8 records takes 4, 37 and 370 ms with one coin per record, and 0.7, 4 and
 # 32 ms with counts, beside 37 ms for the gradients of 512 records in the paper's MNIST network
-# (benchmarks/data_path.py, processor's time). The first draw with counts also sorts the records into classes: 5, 120
-# and 2,800 ms, once per phase.
+# (benchmarks/data_path.py, processor's time). The first draw with counts also sorts the records into classes: three of
+# them take 13, 120 and 1,500 ms, once per phase, and one takes half of that.
 
 #: Plans for more records than this are drawn by counts.
 MOST_COINS = 1_000_000
@@ -254,7 +255,7 @@ class Draws:
     """
 
     plan: Plan
-    group: npt.NDArray[np.int64] = field(repr=False)  # each record's choice: kept out of logs
+    group: Codes = field(repr=False)  # each record's choice: kept out of logs
     randomness: Randomness
 
     @property
@@ -280,7 +281,7 @@ class Draws:
         q·2^h (thinning: Lewis & Shedler, Naval Research Logistics Quarterly 26(3), 1979). So records of many rates are
         drawn in few classes, and at most twice as many candidates as needed.
         """
-        drawn = [np.empty(0, dtype=np.int64)]
+        drawn: list[npt.NDArray[Any]] = [np.empty(0, dtype=np.int64)]
         for part in self._classes(phase):
             stream = self.randomness.stream("counts", phase, step, part.halvings)
             count = successes(len(part.members), part.halvings, stream)
@@ -309,16 +310,20 @@ class RateClass:
     """
 
     halvings: int
-    members: npt.NDArray[np.int64]
+    members: npt.NDArray[np.int32] | IntArray
     limits: npt.NDArray[np.uint64]
 
 
-def rate_classes(limits: npt.NDArray[np.uint64], group: npt.NDArray[np.int64]) -> list[RateClass]:
+def rate_classes(limits: npt.NDArray[np.uint64], group: Codes) -> list[RateClass]:
     """All records that can be drawn, in classes. limits: (groups,) rates·2^53, integers."""
     halvings = np.array([COIN_BITS - (int(limit) - 1).bit_length() if limit else -1 for limit in limits])
-    by_record = halvings[group]
+    place = np.int32 if len(group) < 2**31 else np.int64
+
+    def members(h: int) -> list[npt.NDArray[Any]]:
+        return [(np.flatnonzero(halvings[group[part]] == h) + part.start).astype(place) for part in parts(len(group))]
+
     return [
-        RateClass(h, np.flatnonzero(by_record == h), np.where(halvings == h, limits << np.uint64(h), np.uint64(0)))
+        RateClass(h, np.concatenate(members(h)), np.where(halvings == h, limits << np.uint64(h), np.uint64(0)))
         for h in sorted({*halvings.tolist()} - {-1})
     ]
 
@@ -348,7 +353,9 @@ def subset(size: int, count: int, stream: Stream) -> npt.NDArray[np.int64]:
     Uniform integers are drawn until there are enough different ones. Of more than half, the others are drawn.
     """
     if 2 * size > count:
-        return np.setdiff1d(np.arange(count), subset(count - size, count, stream), assume_unique=True)
+        is_chosen = np.ones(count, dtype=bool)
+        is_chosen[subset(count - size, count, stream)] = False
+        return np.flatnonzero(is_chosen)
     chosen = np.empty(0, dtype=np.int64)
     while len(chosen) < size:
         bits = (count - 1).bit_length()

@@ -229,7 +229,9 @@ class Randomness:
 
     def coins(self, phase: int, step: int, records: int) -> npt.NDArray[np.uint64]:
         """(records,) one uniform integer below 2**53 per record, by the record's index."""
-        return self.stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
+        coins = self.stream("coins", phase, step).integers(records)
+        coins >>= np.uint64(64 - COIN_BITS)
+        return coins
 
     def noise(self, phase: int, step: int, count: int, threads: int = 1) -> npt.NDArray[np.float64]:
         """(count,) standard normal values for one update; the same for any number of threads."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..budgets.budgets import Budgets
 from ..budgets.ids import AS_WRITTEN, Rule, as_rule
+from ..core.columns import Codes, hashed
 from ..core.files import write_bytes
 from ..core.mechanism import FloatArray, IntArray
 from ..errors import EpsilonsError, RegistryError, RegistryRefusedError
@@ -97,9 +98,9 @@ class Reservation:
         self.registry.settle(self.run, charged, ledger, key)
 
 
-def roster_digest(group: IntArray) -> str:
+def roster_digest(group: Codes) -> str:
     """SHA-256 of each person's row."""
-    return hashlib.sha256(group.astype("<i8").tobytes()).hexdigest()
+    return hashed(hashlib.sha256(), group)
 
 
 class Registry:

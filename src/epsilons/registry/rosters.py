@@ -128,21 +128,21 @@ class Roster:
             raise RegistryError("The numbers of people and of rows must be whole numbers.")
         if len(self.numbers) != len(self.rows) or int(self.numbers.min()) < 0 or int(self.rows.min()) < 0:
             raise RegistryError("A roster needs one row for each person; numbers and rows are at least 0.")
-        if len(np.unique(self.numbers)) < len(self.numbers):
+        ordered = np.sort(self.numbers)
+        if (ordered[1:] == ordered[:-1]).any():
             raise RegistryError("A person is in the roster twice. Each person takes part once, with all their rows.")
         if int(self.rows.max()) >= MOST_ROWS:
             raise RegistryError(f"A table may have at most {MOST_ROWS:,} rows.")
 
     def pages(self) -> Iterator[tuple[int, Rows]]:
         order = np.argsort(self.numbers, kind="stable")
-        numbers, rows = self.numbers[order], self.rows[order]
-        first, last = int(numbers[0]) // PAGE, int(numbers[-1]) // PAGE
-        cuts = np.searchsorted(numbers, np.arange(first, last + 2) * PAGE)
+        first, last = int(self.numbers.min()) // PAGE, int(self.numbers.max()) // PAGE
+        cuts = np.searchsorted(self.numbers, np.arange(first, last + 2) * PAGE, sorter=order)
         for page in range(first, last + 1):
-            here = slice(cuts[page - first], cuts[page - first + 1])
-            if here.stop > here.start:
+            here = order[cuts[page - first] : cuts[page - first + 1]]
+            if len(here):
                 of_page = np.full(PAGE, NO_PERSON, dtype=np.int16)
-                of_page[numbers[here] % PAGE] = rows[here]
+                of_page[self.numbers[here] % PAGE] = self.rows[here]
                 yield page, of_page
 
 

@@ -40,6 +40,7 @@ def read_table(
     texts: Collection[str] = (),
     marks: Marks = UNSTATED,
     as_written: bool = False,
+    columns: Collection[str] | None = None,
 ) -> Any:
     """The pyarrow.Table in a .csv, .tsv or .parquet file, one row per record. Raises `error`, without quoting a row.
 
@@ -47,13 +48,14 @@ def read_table(
     texts       columns of a text file that are read as text, so that 007 and true stay as they are
     marks       the separator and the decimal mark of a text file, where they are stated
     as_written  True to read all columns of a text file as text, as dictionaries of their different cells
+    columns     those that are needed of a .parquet file; if it has all of them, others are not read
 
     Text is in UTF-8, or as its byte-order mark says, and may be compressed by gzip. `marks_of` says by which marks a
     table was read.
     """
     check_is_file(path, what, error)
     if is_parquet(path):
-        return _parquet(path, error)
+        return _parquet(path, error, columns)
     file = text_file(path, error, marks)
     table = _text(file, error, texts, as_written)
     _check_end(table, file, error)
@@ -65,9 +67,10 @@ def read_table(
     return with_marks(table, file.marks)
 
 
-def _parquet(path: Path, error: type[InputError]) -> Any:
+def _parquet(path: Path, error: type[InputError], columns: Collection[str] | None) -> Any:
     try:
-        return parquet.read_table(path)
+        has_all = columns is not None and set(columns) <= {*parquet.read_schema(path).names}
+        return parquet.read_table(path, columns=columns if has_all else None)
     except (pyarrow.ArrowException, OSError):
         raise error(f"{path} cannot be read as Parquet: it is damaged, or another kind of file.") from None
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..clipping import Engine, Ghost, NonFiniteGradientError
 from ..clipping.engine import Clipped, add_each
 from ..clipping.summing import GROUP
+from ..core.columns import Codes
 from ..core.modules import lay_out, twin
 from ..draws import batches
 from ..draws.batches import Gathered
@@ -311,7 +312,7 @@ class Clipper:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         plan: Plan,
-        group: npt.NDArray[np.int64],
+        group: Codes,
         relaid: Sequence[nn.Module],
     ) -> None:
         self._engine, self._plan, self._group, self._relaid = engine, plan, group, relaid

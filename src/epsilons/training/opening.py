@@ -6,19 +6,18 @@ Nothing is charged here. A claim is durable before the ledger exists, and so bef
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from ..budgets.budgets import Budgets
 from ..clipping import Engine
+from ..core.columns import Codes, hashed, taken
 from ..core.files import FolderLock
 from ..draws.persons_rows import Persons
 from ..draws.randomness import Randomness
@@ -70,7 +69,7 @@ class Inputs:
     """What is known once a request was checked.
 
     performance   what was chosen
-    group         (persons,) each person's group in the plan; without persons, each record's
+    group         (persons,) each person's group in the plan; without persons, each record's. Of any type of integers
     persons       whose rows are whose
     largest       number of rows in a physical batch, at most
     contents      fingerprint of the data; "" if nothing is compared with it
@@ -80,7 +79,7 @@ class Inputs:
 
     source: Source
     performance: Decided
-    group: npt.NDArray[np.int64]
+    group: Codes
     persons: Persons
     randomness: Randomness
     parameters: list[nn.Parameter]
@@ -90,9 +89,9 @@ class Inputs:
     fingerprint: dict[str, Any]
     is_divided: bool = False
 
-    def budgets_of(self, plan: Plan) -> tuple[bytes, bytes]:
+    def budgets_of(self, plan: Plan) -> Iterator[bytes]:
         """Epsilon and delta of every record, in order, as bytes."""
-        return plan.epsilons[self.group].tobytes(), plan.delta[self.group].tobytes()
+        return (taken(column, self.group).tobytes() for column in (plan.epsilons, plan.delta))
 
     @property
     def roster(self) -> str:
@@ -103,9 +102,9 @@ class Inputs:
         return hash_of_groups(self.group)
 
 
-def hash_of_groups(group: npt.NDArray[np.int64]) -> str:
+def hash_of_groups(group: Codes) -> str:
     """What run.json has of the groups of all persons, or of all records."""
-    return hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+    return hashed(hashlib.blake2b(digest_size=16), group)
 
 
 @dataclass

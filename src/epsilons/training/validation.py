@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from ..budgets.budgets import Budgets
 from ..clipping.engine import is_covered
-from ..core.mechanism import IntArray
+from ..core.columns import Codes, ranked, taken
 from ..draws.persons_rows import Persons
 from ..errors import DataError, EpsilonsWarning, InputError, ModelError
 from ..independence.fixed_draws import ROOTS
@@ -115,7 +115,7 @@ def _check_numbers(columns: Mapping[Any, Any], what: str) -> None:
 FEWEST_TARGETS = 20
 
 
-def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = False) -> npt.NDArray[np.int64]:
+def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = False) -> Codes:
     """(records,) each record's group in the plan, or each person's. Raises DataError if they do not fit.
 
     records     number of records; with budgets of persons, of persons
@@ -140,7 +140,7 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
                 f"fit these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. "
                 f"For some of the plan's {plan.unit}s, such as a fold, pass PlanFolder.for_subset() as the plan."
             )
-        return budgets.group
+        return budgets._codes
     place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
     pairs = list(zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True))
     if plan.adjacency != SHARES:
@@ -150,7 +150,8 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
             f"Some {plan.unit}s carry a budget that is not among the plan's declared shares. Declare every epsilon "
             "that people could choose from, whether or not anyone did."
         )
-    return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
+    places = np.array([place[pair] for pair in pairs], dtype=np.min_scalar_type(len(place)))
+    return taken(places, budgets._codes)
 
 
 def _check_declared(budgets: Budgets, plan: Plan) -> None:
@@ -406,7 +407,7 @@ def warn_if_classes_show_budgets(
     if len(budgets.epsilons) == 1 or has_classes is False:
         return
     targets = targets_of(dataset)
-    group = budgets.group if persons.person is None else budgets.group[persons.person]  # (rows,)
+    group = budgets._codes if persons.person is None else taken(budgets._codes, persons.person)  # (rows,)
     if targets is None or targets.shape != group.shape or (has_classes is None and targets.is_floating_point()):
         return
     if one_group_each(targets.detach().cpu().numpy(), group):
@@ -414,7 +415,7 @@ def warn_if_classes_show_budgets(
         warnings.warn(note, EpsilonsWarning, stacklevel=5)
 
 
-def one_group_each(classes: np.ndarray[Any, Any], group: IntArray) -> bool:
+def one_group_each(classes: np.ndarray[Any, Any], group: Codes) -> bool:
     """Whether all records of each class are in one group. classes: (records,), group: (records,)
 
     >>> one_group_each(np.array([3, 4, 5, 3]), np.array([0, 1, 1, 0]))
@@ -422,10 +423,7 @@ def one_group_each(classes: np.ndarray[Any, Any], group: IntArray) -> bool:
     >>> one_group_each(np.array([3, 4, 5, 3]), np.array([0, 1, 1, 1]))
     False
     """
-    _, index = np.unique(classes, return_inverse=True)
-    some = np.empty(index.max() + 1, dtype=np.int64)
-    some[index] = group  # the group of one record of each class
-    return bool((some[index] == group).all())
+    return len(ranked([classes, group])[1]) == len(ranked([classes])[1])  # pairs of class and group, and classes
 
 
 def targets_of(dataset: Any) -> Tensor | None:

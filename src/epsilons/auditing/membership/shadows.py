@@ -133,7 +133,7 @@ class ShadowSetting:
     @cached_property
     def group(self) -> IntArray:
         """(records,) each record's group in the plan. Raises DataError if records, budgets and plan do not fit."""
-        return groups_of(self.budgets, self.plan, self.records)
+        return groups_of(self.budgets, self.plan, self.records).astype(np.int64)
 
     def member(self, shadow: int) -> BoolArray:
         """(records,) an independent fair coin for each record."""

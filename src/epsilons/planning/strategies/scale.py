@@ -15,6 +15,7 @@ from ...accounting import Accountant
 from ...accounting import filter as filter_
 from ...accounting.calibration import noises_for
 from ...budgets.budgets import Budgets
+from ...core.columns import taken
 from ...core.mechanism import FloatArray, IntArray
 from ...errors import PlanError
 from ..plan_numbers import COLUMNS, Phase, Recipe, unweighted
@@ -88,9 +89,9 @@ def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
     for delta in distinct:
         rows = deltas == delta
         epsilon[rows] = _lowest_of_bin(budgets.epsilons[rows], MOST_LEVELS // len(distinct))
-    quantized = Budgets(epsilon[budgets.group], deltas[budgets.group], unit=budgets.unit)
+    quantized = Budgets(taken(epsilon, budgets._codes), taken(deltas, budgets._codes), unit=budgets.unit)
     level = np.empty(len(epsilon), dtype=np.int64)
-    level[budgets.group] = quantized.group
+    level[budgets._codes] = quantized._codes
     return quantized, level
 
 
