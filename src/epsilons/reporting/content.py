@@ -28,7 +28,7 @@ from .load_run import RunRecord
 from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
-from .statements import Audited, Origins, Period, about_of, audit_of, origins_of, period_of
+from .statements import Audited, Origins, Period, about_of, approved, audit_of, origins_of, period_of
 from .statements import publish as what_to_publish
 
 SCHEMA = 2
@@ -99,7 +99,7 @@ class Group:
 class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
-    about       what the caller wrote about the run; None if nothing
+    about       what the caller wrote about the run, and which approvers signed; None if nothing
     period      when the model was trained
     summary     the first paragraphs
     odds        how often a guess about one member of each row is right, in sentences
@@ -157,6 +157,11 @@ class Content:
     suppressed: Mapping[str, str]
     config: Mapping[str, Any] | None = None
 
+    @property
+    def odds_of(self) -> str:
+        """Where the odds come from: the plan of this run, the promise of each row, or that for a lifetime."""
+        return _odds_of(self.registry, self.suppressed)
+
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
         values: dict[str, Any] = as_json(self) | {
@@ -196,10 +201,10 @@ def make_content(record: RunRecord, release: bool) -> Content:
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
-        about=about_of(settings.about) or about_of(settings.metadata.about),
+        about=approved(about_of(settings.about) or about_of(settings.metadata.about), record.signers),
         period=period_of(settings.started, settings.ended, release or plan.select is not None),
         groups=groups,
-        odds=_odds(plan, groups, unit, is_seeded),
+        odds=_odds(plan, groups, unit, is_seeded, _odds_of(settings.registry_id, hidden)),
         unit=unit,
         joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
         publish=what_to_publish(record, release, stated, audited),
@@ -308,8 +313,15 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
     return tuple(groups)
 
 
-def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> tuple[str, ...]:
-    """One sentence per row; of many rows one, about the largest number."""
+def _odds_of(registry: str | None, hidden: Mapping[str, str]) -> str:
+    """A key of sentences.ODDS_OF."""
+    return (
+        "over a lifetime" if registry is not None else "by the promise" if "epsilon_spent" in hidden else "in this run"
+    )
+
+
+def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool, of: str) -> tuple[str, ...]:
+    """One sentence per row, of many rows one, about the largest number; and of what these odds are."""
     known = [group for group in groups if group.right_guesses is not None]
     if len(groups) > sentences.MOST_LISTED:
         known = sorted(known, key=lambda group: group.right_guesses or 0)[-1:]
@@ -319,11 +331,19 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> t
             group.label,
             group.tier,
             risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose)
-            + sentences.of_lifetime(group.lifetime),
+            + sentences.of_lifetime(group.lifetime)
+            + (_of_promise(plan, group) if of == "in this run" else ""),
         )
         for group in known
     ]
-    return (*texts, *([sentences.ODDS_SEEDED] if is_seeded else []))
+    return (*texts, *([sentences.ODDS_OF[of]] if texts else []), *([sentences.ODDS_SEEDED] if is_seeded else []))
+
+
+def _of_promise(plan: Plan, group: Group) -> str:
+    """What the promise of a row alone allows; "" for merged rows."""
+    if group.epsilon is None or group.delta is None:
+        return ""
+    return f" The promise allows {risk_profile.right_of_tier(group.epsilon, group.delta, plan.groups.declared)}."
 
 
 def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[str, str | int | float]:

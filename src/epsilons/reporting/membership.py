@@ -192,6 +192,10 @@ EXCEEDS = (
     "{attacks}: the ROC is above the certified curve, beyond chance. The plan does not allow that, so look for an "
     "error: noise that was not added, records in the wrong group, coins that are not independent."
 )
+OF_RUN = (
+    "All numbers here are of one run by this plan. What epsilon promises is the upper limit: it may allow more, and "
+    "with a registry it is for a lifetime of runs."
+)
 DECLARED = (
     "The measured ROC of every attack lies below what each tier declared, at each rate that is shown. Declared is the "
     "smallest of the limits of the tier, its epsilon and delta among them."
@@ -410,6 +414,7 @@ class MembershipResult:
             self._of_declared(),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
+            OF_RUN,
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
             OF_UNIT[self.unit],
             LIMITS,
