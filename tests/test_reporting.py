@@ -1473,13 +1473,13 @@ def test_bars_of_promise_and_spend_say_that_they_show_epsilon(tmp_path, two):
 # -- few test records, and who is served worst ---------------------------------------------------------------------
 
 
-def of_cells(path: Path, made: Plan, cells: list[list[list[int]]], data: str = "private") -> Path:
+def of_cells(path: Path, made: Plan, cells: list[list[list[int]]], data: str = "private", **more: Any) -> Path:
     """A run with these right and test records of each class and budget."""
     table = np.array(cells)
     row = {"step": 20, "accuracy": table[..., 0].sum() / table[..., 1].sum(), "per_class_group": cells}
     row |= {"per_class": table.sum(axis=1).tolist(), "per_group": table.sum(axis=0).tolist()}
     names = [f"class {number}" for number in range(len(cells))]
-    return make_run(path, made, eval_data={"data": data, "classes": names}, metrics=row)
+    return make_run(path, made, eval_data={"data": data, "classes": names}, metrics=row, **more)
 
 
 def test_fewer_than_20_test_records_are_marked_and_never_called_served_worst(tmp_path, two):
