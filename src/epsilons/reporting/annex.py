@@ -151,7 +151,7 @@ def _row(group: Group, content: Content) -> str:
         spent = f"certified for the whole plan: {display.rounded_spend(group.epsilon_spent, group.epsilon)}"
     delta = None if group.delta is None else f"δ\u00a0=\u00a0{group.delta:g}"
     odds = (
-        None if group.right_guesses is None else f"{content.odds_of} at most {group.right_guesses} of 100 guesses right"
+        None if group.right_guesses is None else f"{group.odds_of} at most {group.right_guesses} of 100 guesses right"
     )
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""

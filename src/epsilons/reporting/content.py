@@ -94,6 +94,13 @@ class Group:
     limits: tuple[display.Limit, ...]
     lifetime: lifetimes.Lifetime | None = None
 
+    @property
+    def odds_of(self) -> str:
+        """Of what `right_guesses` is: a key of sentences.ODDS_OF."""
+        if self.lifetime is not None:
+            return "over a lifetime"
+        return "by the promise" if self.epsilon_spent is None else "in this run"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
@@ -157,11 +164,6 @@ class Content:
     suppressed: Mapping[str, str]
     config: Mapping[str, Any] | None = None
 
-    @property
-    def odds_of(self) -> str:
-        """Where the odds come from: the plan of this run, the promise of each row, or that for a lifetime."""
-        return _odds_of(self.registry, self.suppressed)
-
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
         values: dict[str, Any] = as_json(self) | {
@@ -204,7 +206,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         about=approved(about_of(settings.about) or about_of(settings.metadata.about), record.signers),
         period=period_of(settings.started, settings.ended, release or plan.select is not None),
         groups=groups,
-        odds=_odds(plan, groups, unit, is_seeded, _odds_of(settings.registry_id, hidden)),
+        odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
         joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
         publish=what_to_publish(record, release, stated, audited),
@@ -313,14 +315,7 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
     return tuple(groups)
 
 
-def _odds_of(registry: str | None, hidden: Mapping[str, str]) -> str:
-    """A key of sentences.ODDS_OF."""
-    return (
-        "over a lifetime" if registry is not None else "by the promise" if "epsilon_spent" in hidden else "in this run"
-    )
-
-
-def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool, of: str) -> tuple[str, ...]:
+def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> tuple[str, ...]:
     """One sentence per row, of many rows one, about the largest number; and of what these odds are."""
     known = [group for group in groups if group.right_guesses is not None]
     if len(groups) > sentences.MOST_LISTED:
@@ -332,16 +327,17 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool, of: 
             group.tier,
             risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose)
             + sentences.of_lifetime(group.lifetime)
-            + (_of_promise(plan, group) if of == "in this run" else ""),
+            + _of_promise(plan, group),
         )
         for group in known
     ]
-    return (*texts, *([sentences.ODDS_OF[of]] if texts else []), *([sentences.ODDS_SEEDED] if is_seeded else []))
+    of = dict.fromkeys(sentences.ODDS_OF[group.odds_of] for group in known)
+    return (*texts, *of, *([sentences.ODDS_SEEDED] if is_seeded else []))
 
 
 def _of_promise(plan: Plan, group: Group) -> str:
-    """What the promise of a row alone allows; "" for merged rows."""
-    if group.epsilon is None or group.delta is None:
+    """What the promise of a row alone allows, beside odds of this run; "" for merged rows."""
+    if group.epsilon is None or group.delta is None or group.odds_of != "in this run":
         return ""
     return f" The promise allows {risk_profile.right_of_tier(group.epsilon, group.delta, plan.groups.declared)}."
 

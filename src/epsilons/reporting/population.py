@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -323,20 +323,19 @@ class Evaluation:
     @property
     def served_worst(self) -> str | None:
         """The lowest accuracy of those with enough test records, in words; None if none is below that of all."""
-        crossed = [
-            replace(cell, label=f"class {of_class.label}, budget {cell.label}")
-            for of_class, cells in zip(self.classes, self.cells, strict=False)
-            for cell in cells
-        ]
-        classes = [replace(one, label=f"class {one.label}") for one in self.classes]
-        groups = [replace(one, label=f"budget {one.label}") for one in self.groups]
-        known = [one for one in (*crossed, *groups, *classes) if one.accuracy is not None and not one.is_few]
-        worst = min(known, key=lambda one: one.accuracy or 0.0, default=self.overall)
+        crossed = zip(self.classes, self.cells, strict=False)
+        named = {f"class {one.label}, budget {cell.label}": cell for one, cells in crossed for cell in cells}
+        named |= {f"budget {one.label}": one for one in self.groups} | {
+            f"class {one.label}": one for one in self.classes
+        }
+        known = {label: one for label, one in named.items() if one.accuracy is not None and not one.is_few}
+        label = min(known, key=lambda label: known[label].accuracy or 0.0, default="")
+        worst = known.get(label, self.overall)
         rates = [100 * (rate or 0.0) for rate in (worst.accuracy, worst.low, worst.high, self.overall.accuracy)]
         if rates[0] >= rates[3]:
             return None
         return (
-            f"Served worst, of those with {SMALLEST_SHOWN} test records or more: {worst.label}, {rates[0]:.1f}\u00a0% "
+            f"Served worst, of those with {SMALLEST_SHOWN} test records or more: {label}, {rates[0]:.1f}\u00a0% "
             f"right ({rates[1]:.1f} to {rates[2]:.1f}\u00a0%), of {worst.records:,}. All: {rates[3]:.1f}\u00a0%."
         )
 
