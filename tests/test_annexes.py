@@ -147,6 +147,42 @@ def test_what_a_complete_run_leaves_open_is_known(tmp_path):
     assert "contact: data@st-anna.example" in found["gdpr.html"]
 
 
+@pytest.mark.parametrize("data", ["private", "public"])
+def test_people_who_were_kept_back_for_the_test_are_data_subjects_too(tmp_path, data):
+    """Their number is in an annex only where the report for release shows it."""
+    row = {"step": 20, "accuracy": 0.8}
+    path = run(tmp_path / "run", of(200, 300, 100), eval_data={"data": data, "records": 123}, metrics=row)
+    found = {one["asks"]: " ".join(one["answer"]) for one in saved(path)["gdpr.json"]["questions"]}
+    whose = found["Whose data are they, and how many people?"]
+    assert "kept back for the test. They were read without noise, and counted" in whose
+    assert ("123 test records" in whose) == (data == "public")
+    assert ("123" in " ".join(found.values())) == (data == "public")
+
+
+def test_an_approver_is_not_told_as_a_fact_where_nobody_signed(tmp_path):
+    found = saved(run(tmp_path / "run", of(200, 300, 100), metadata={"about": STATED}))
+    answers = {one["asks"]: one["answer"] for one in found["gdpr.json"]["questions"]}
+    assert answers["Who approved the run?"] == ["The board, vote 12/30 (named in the config, not signed)"]
+    assert answers["Who signed it?"] == []
+
+
+def test_the_worst_served_group_is_an_answer(tmp_path):
+    row = {
+        "step": 20,
+        "accuracy": 0.8,
+        "per_group": [[20, 40], [80, 100], [55, 60]],
+        "per_class": [[75, 100], [80, 100]],
+    }
+    data = {"data": "public", "records": 200, "classes": ["no", "yes"]}
+    found = saved(run(tmp_path / "run", of(200, 300, 100), eval_data=data, metrics=row))["nist.json"]["questions"]
+    [answer] = [one["answer"] for one in found if one["asks"] == "Does noise or clipping harm some groups more?"]
+    assert (
+        answer[0]
+        .replace("\u00a0", " ")
+        .startswith("Served worst, of those with 20 test records or more: budget strict (0.5), 50.0 %")
+    )
+
+
 def test_every_key_of_a_form_is_known_and_a_wrong_one_is_an_error(tmp_path):
     known = annex.facts(load_run(run(tmp_path / "run", of(200, 300, 100))))
     for name in ("abuot.purpose", "unit.sentense"):

@@ -29,7 +29,8 @@ from epsilons.auditing.membership.outcomes import (
 )
 from epsilons.core.disclosure import PLAN_SUPPRESSED
 from epsilons.errors import InputError
-from epsilons.reporting.membership import BELOW, CHOSEN, LIMITS, PLACEBO_HELPS
+from epsilons.reporting import html
+from epsilons.reporting.membership import BELOW, CHOSEN, LIMITS, OF_RUN, PLACEBO_HELPS, recognised
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, 40 times: no guarantee covers them, their scores or this "
@@ -214,9 +215,30 @@ def test_every_output_says_that_no_guarantee_covers_it_and_that_it_proves_nothin
     for text in (str(result), " ".join(result.sentences), json.dumps(result.to_dict())):
         assert NOT_COVERED in text
         assert LIMITS in text
+        assert OF_RUN in text
+        assert "one run by this plan. What epsilon promises is the upper limit" in text
         assert "does not prove privacy" in text
         assert "does not notice missing noise" in text
     assert result.to_dict()["not_covered"] == NOT_COVERED
+
+
+def test_the_page_of_an_attack_says_of_what_its_numbers_are_and_shows_no_backtick(result):
+    page = html.attack_page(result)
+    assert page.count("certified: at most, in this run</th>") == 1 + len(result.attacks[0].found)
+    assert "promises is the upper limit" in page.partition("What it means")[2]
+    assert "`" not in page
+
+
+@pytest.mark.parametrize(
+    ("measured", "exceeds", "by_chance"), [(0.61, False, True), (0.61, True, False), (0.5, False, False)]
+)
+def test_what_is_measured_above_the_certified_curve_by_chance_is_called_chance(result, measured, exceeds, by_chance):
+    row, best = replace(result.groups[0], certified_auc=0.6), result.of("strong", 0)
+    best = replace(best, auc_of_others=replace(best.auc_of_others, value=measured), exceeds_certified=exceeds)
+    sentence = recognised(row, best, suppressed=False)
+    assert "no attack is right more than 60.0 times" in sentence
+    assert ("above that is chance" in sentence) is by_chance
+    assert "chance" not in recognised(row, best, suppressed=True)
 
 
 def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):

@@ -37,18 +37,21 @@ from epsilons.errors import (
     PlanError,
     RunError,
 )
-from epsilons.ledger import plan_folder
+from epsilons.ledger import model_file, plan_folder, signatures
 from epsilons.ledger.ledger import Ledger
 from epsilons.ledger.run_folder import RunFolder, versions
 from epsilons.planning import risk_profile
-from epsilons.reporting import dumps
+from epsilons.reporting import annex, dumps, releasing
 from epsilons.reporting import html as pages_of
+from epsilons.reporting.content import make_content
 from epsilons.reporting.html import drawn, labelled
+from epsilons.reporting.load_run import load_run
 from epsilons.reporting.population import wilson
 from epsilons.reporting.statements import about_of, origins_of, period_of
 from program import epsilons as program
 from program import python
 
+A_MODEL = model_file.ModelFile(model=None, inputs=model_file.ArrayInputs(), outputs=model_file.Outputs(kind="classes"))
 RECIPE = Recipe(steps=60, batch_size=100, clip_norm=1.0)
 TIERS = {"strict": 0.5, "standard": 1.0, "open": 2.0}
 
@@ -309,7 +312,38 @@ def test_no_rare_budget_is_in_a_report_for_release_in_any_digits(tmp_path, strat
             assert not re.search(rf"(?<![\w.]){re.escape(f'{value:.{digits}g}')}", outside)
             assert not re.search(rf"(?<![\w.]){re.escape(f'{value:.12f}'[: digits + 1])}", outside)
     assert "soloist" in inside
-    assert not re.search("soloist|rarity", outside)
+
+
+@pytest.mark.parametrize(("levels", "counts"), [([0.5, 1, 2], [9, 600, 380]), ([0.7, 1, 2], [9, 600, 380])])
+def test_a_merged_row_names_the_declared_tiers_and_not_which_of_them_is_held(tmp_path, levels, counts):
+    tiers = {"none": 0.2, "rare": 0.5, "rarer": 0.7, "plain": 1.0, "open": 2.0, "beyond": 4.0}
+    path = make_run(tmp_path / "run", of_levels(levels, counts), metadata={"tiers": tiers, "provenance": []})
+    values, page = both(path)[1], pages(path)[1]
+    named = [("≤ 1", "none, rare, rarer, plain"), ("2", "open")]
+    assert [(row["label"], row["tier"]) for row in values["groups"]] == named
+    assert "≤ 1 none, rare, rarer, plain" in page
+    assert "merged because fewer than 20 records share a budget in them" in page
+    card = releasing.card(make_content(load_run(path), release=True), A_MODEL, "record", False)
+    assert "| none, rare, rarer, plain | ≤ 1 | several | 609 |" in card
+    assert "merged because fewer than 20 records share" in card
+    assert "merged because" not in pages(make_run(tmp_path / "plain", of_levels([1, 2], [600, 380])))[1]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 2**32))
+def test_every_tier_that_a_merged_row_holds_is_among_its_names(counts, seed):
+    generator = np.random.default_rng(seed)
+    levels = np.sort(generator.choice(np.arange(50, 800), len(counts) + 4, replace=False)) / 100
+    held = np.sort(generator.choice(levels, len(counts), replace=False))
+    asked = Groups(held, np.full(len(counts), 1e-5), counts)
+    tiers = {f"t{level}": float(level) for level in levels}
+    rows = disclosure.display_rows(asked, tiers, release=True)
+    exact = {row.tier for row in rows if not row.merged}
+    for row in rows:
+        names = set(str(row.tier).split(", "))
+        assert {f"t{level}" for level in held[row.groups]} <= names
+        assert not row.merged or not names & exact
+        assert row.at_most is None or all(tiers[name] <= row.at_most for name in names)
 
 
 @pytest.mark.parametrize(
@@ -922,7 +956,7 @@ def test_both_versions_state_the_odds_of_the_certified_profile(tmp_path, two):
     expected = risk_profile.right_guesses(two).tolist()
     for values in (inside, outside):
         assert [row["right_guesses"] for row in values["groups"]] == expected
-        for right, sentence in zip(expected, values["odds"], strict=True):
+        for right, sentence in zip(expected, values["odds"][:-1], strict=True):
             assert f"whether your data were used, is right at most {right} of 100 times; 50 by tossing" in sentence
     for page in pages(tmp_path / "run"):
         assert all(f"at most {right} of 100 right" in page for right in expected)
@@ -1140,9 +1174,23 @@ def test_who_decided_and_approved_is_in_both_versions(tmp_path, two):
     about = {"tiers_decided_by": "The council", "tiers_decided_on": "2030-01-12", "approvers": ["Board", 7, "A. Meyer"]}
     path = make_run(tmp_path / "run", two, metadata={"about": about})
     for values, page in zip(both(path), pages(path), strict=True):
-        assert values["about"]["approvers"] == ["Board", "A. Meyer"]
-        for words in ("tiers decided by The council", "tiers decided on 2030-01-12", "approvers Board A. Meyer"):
+        approvers = [f"{name} (named in the config, not signed)" for name in ("Board", "A. Meyer")]
+        assert values["about"]["approvers"] == approvers
+        for words in (
+            "tiers decided by The council",
+            "tiers decided on 2030-01-12",
+            f"approvers {' '.join(approvers)}",
+        ):
             assert words in page
+
+
+def test_an_approver_whose_name_is_in_a_signature_is_not_called_unsigned(tmp_path, two):
+    path = make_run(tmp_path / "run", two, metadata={"about": {"approvers": ["Board", "A. Meyer"]}})
+    signatures.new_key(tmp_path / "key.pem")
+    signatures.sign(path, tmp_path / "key.pem", "A. Meyer", "officer")
+    for values in both(path):
+        unsigned, signed = values["about"]["approvers"]
+        assert (unsigned, signed) == ("Board (named in the config, not signed)", "A. Meyer (a signature has this name)")
 
 
 @pytest.mark.parametrize(
@@ -1251,6 +1299,10 @@ def test_a_run_that_was_not_counted_says_so(tmp_path, two, odd, monkeypatch):
 def test_a_report_says_what_holds_for_test_people_and_on_withdrawal(tmp_path, two):
     inside, outside = both(make_run(tmp_path / "run", two, **MEASURED_TWO))
     assert "200 test records" in inside["tested"][0]
+    for values in (inside, outside):
+        assert "kept back for the test. They were read without noise, and counted" in values["tested"][0]
+        assert "a tier that they chose only sorts the scores" in values["tested"][1]
+    assert "have no budget" not in pages(tmp_path / "run")[0]
     assert "200" not in " ".join(outside["tested"])
     assert "private data" in inside["tested"][1]
     assert "This version contains none of them." in outside["tested"][1]
@@ -1395,10 +1447,87 @@ def test_a_measured_epsilon_above_its_promise_is_explained_where_the_audit_holds
     assert ("a value slightly above the promise contradicts nothing by itself" in pages(made)[0]) is holds
 
 
-def test_odds_of_the_plan_are_told_from_those_of_the_limit(tmp_path, two):
-    """57 of 100 in the table, 74 of 100 in the guarantee: both are right, and the page says why."""
-    for page in pages(make_run(tmp_path / "run", two)):
-        assert "The limit ε alone would allow more" in page
+def test_odds_of_the_run_are_told_from_those_of_the_promise(tmp_path, two):
+    """The run's number and the promise's number are on the page, with which is which; the sheets have the second."""
+    path = make_run(tmp_path / "run", two)
+    for values, page in zip(both(path), pages(path), strict=True):
+        for row, sentence in zip(values["groups"], values["odds"][:-1], strict=True):
+            promised = risk_profile.right_of_promise(row["epsilon"], row["delta"])
+            assert row["right_guesses"] < promised
+            assert sentence.endswith(f" The promise allows {promised}.")
+            assert f"at most {row['right_guesses']} of 100 right" in page
+        assert "right at most, in this run, whatever they know" in page
+        assert "of this run, as its plan certifies them. The promise ε is the upper limit" in values["odds"][-1]
+    merged = make_run(tmp_path / "merged", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
+    values, page = both(merged)[1], pages(merged)[1]
+    assert "odds are of the promise ε, which is the upper limit" in values["odds"][-1]
+    assert "right at most, by the promise, whatever they know" in page
+    assert f"at most {risk_profile.right_of_promise(2.0, 1e-5)} of 100 right" in page
+    assert "in this run" not in page
+
+
+def test_bars_of_promise_and_spend_say_that_they_show_epsilon(tmp_path, two):
+    section = pages(make_run(tmp_path / "run", two))[0].partition("Promise and spend")[2].partition("What a guess")[0]
+    for words in ("The bars show ε and no risk", "0.5 of 0.5 spent", "ε = 0 ε = 2", "ε spent, certified", "ε promised"):
+        assert words in section
+
+
+# -- few test records, and who is served worst ---------------------------------------------------------------------
+
+
+def of_cells(path: Path, made: Plan, cells: list[list[list[int]]], data: str = "private", **more: Any) -> Path:
+    """A run with these right and test records of each class and budget."""
+    table = np.array(cells)
+    row = {"step": 20, "accuracy": table[..., 0].sum() / table[..., 1].sum(), "per_class_group": cells}
+    row |= {"per_class": table.sum(axis=1).tolist(), "per_group": table.sum(axis=0).tolist()}
+    names = [f"class {number}" for number in range(len(cells))]
+    return make_run(path, made, eval_data={"data": data, "classes": names}, metrics=row, **more)
+
+
+def test_fewer_than_20_test_records_are_marked_and_never_called_served_worst(tmp_path, two):
+    path = of_cells(tmp_path / "run", two, [[[0, 3], [50, 60]], [[17, 19], [12, 20]]])
+    page, html = pages(path)[0], epsilons.report(path).to_html()
+    low, high = wilson(12, 20)
+    assert f"class class 1, budget 2, 60.0 % right ({100 * low:.1f} to {100 * high:.1f} %), of 20. All: 77.5 %." in page
+    assert "fewer than 20 test records, too few to tell" in page
+    assert html.count('<td class="few"') == 2  # cells
+    assert html.count('<tr class="few"') == 0
+    few = epsilons.report(of_cells(tmp_path / "few", two, [[[2, 9], [50, 60]], [[2, 10], [15, 30]]])).to_html()
+    assert few.count('<tr class="few"') == 1  # 19 of the stricter budget
+    assert few.count("too few to tell") == 2
+    same = of_cells(tmp_path / "same", two, [[[30, 60], [30, 60]], [[30, 60], [30, 60]]])
+    assert not {"Served worst", "too few"} & {words for words in ("Served worst", "too few") if words in pages(same)[0]}
+
+
+def test_a_release_names_the_worst_served_of_what_it_shows(tmp_path, two):
+    cells = [[[30, 60], [50, 60]], [[12, 20], [55, 60]]]
+    shown, hidden = (
+        pages(of_cells(tmp_path / name, two, one, "public"))[1]
+        for name, one in (("shown", cells), ("hidden", [[[0, 19], [50, 60]], cells[1]]))
+    )
+    assert "class class 0, budget 0.5, 50.0 % right" in shown
+    assert "budget 0.5, 0.0 %" not in hidden
+    assert "Served worst, of those with 20 test records or more: budget 0.5," in hidden
+
+
+# -- no marks of Markdown on a page --------------------------------------------------------------------------------
+
+
+def test_no_page_of_a_run_shows_a_backtick(tmp_path, two):
+    """Of runs that are open, stopped, seeded or merged, whose sentences differ."""
+    runs = {
+        "plain": (two, MEASURED_TWO | {"metadata": {"provenance": []}}),
+        "open": (two, {"close": False}),
+        "seeded": (two, {"randomness": "seeded", "metadata": {"provenance": READ_OFF}}),
+        "merged": (of_levels([0.7, 1.0, 2.0], [3, 500, 300]), {"metadata": {"provenance": []}}),
+    }
+    for name, (made, more) in runs.items():
+        path = make_run(tmp_path / name, made, **more)
+        found = annex.annexes(load_run(path))
+        texts = [*pages(path), *(text for file, text in found.items() if file.endswith("html"))]
+        assert len(texts) == 6
+        assert [text for text in texts if "`" in text] == [], name
+        assert "`" not in json.dumps([*both(path), {file: one for file, one in found.items() if "json" in file}])
 
 
 def test_a_page_about_persons_speaks_of_no_record(tmp_path):

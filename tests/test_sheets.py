@@ -14,18 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epsilons import Budgets, Plan, Recipe, Risk, plan
+from epsilons import Budgets, Plan, Recipe, Risk, plan, report
 from epsilons.accounting import filter as filter_
 from epsilons.errors import RunError
 from epsilons.planning.risk_profile import right_of_promise, right_over_lifetime
 from epsilons.registry import Accounts
 from epsilons.reporting import sheets
+from epsilons.reporting.content import make_content
 from epsilons.reporting.load_run import load_run
 from program import CONFIG, change, epsilons, people
-from test_reporting import audited, make_run
+from test_reporting import audited, make_run, of_cells
 
 TIERS = {"strict": 0.5, "middle": 2.0, "open": 30.0}
 ABOUT = {"purpose": "To plan calls.", "responsible": "Dr. Weber", "contact": "data@st-anna.example"}
+MORE = {
+    "legal_basis": "Your consent.",
+    "recipients": "The planners of the ward, and nobody outside of the hospital.",
+    "retention": "Data and model are kept for five years after your stay, and are then deleted, also in all copies.",
+}
 STATED = {"tiers": TIERS, "about": ABOUT, "provenance": [], "person": "each row is one person"}
 NEEDED = {"person": "each row is one person", "ended": "2030-01-12T10:00:00Z"}
 LANGUAGES = sorted(file.stem for file in sheets.LANGUAGES.glob("*.toml"))
@@ -80,6 +86,31 @@ def test_no_number_is_on_a_sheet_but_odds_and_dates(made):
         assert found <= ({50, 100} if right == 100 else {50, 100, right, right - 50, 100 - right})
         assert right in found
         assert "ε" not in words
+
+
+@pytest.mark.parametrize("left_out", [None, *MORE])
+def test_legal_basis_recipients_and_retention_are_on_a_sheet_where_they_are_stated(tmp_path, left_out):
+    about = ABOUT | {name: text for name, text in MORE.items() if name != left_out}
+    for name, words in pages(run(tmp_path / "run", of(200, 300, 100), metadata={"about": about})).items():
+        for key, text in MORE.items():
+            told = texts(name.split(".")[1])["done"][key]
+            assert (told.replace(f"{{{key}}}", text) in words) == (key != left_out)
+            assert (told.split("{")[0] in words) == (key != left_out)
+
+
+def test_the_odds_of_a_sheet_are_called_the_promise_and_are_those_that_the_report_calls_so(tmp_path, made):
+    assert "at most 63 of 100 guesses are right. This number is our promise to you" in made["1-strict.en.html"]
+    assert "höchstens 63 von 100 Mal richtig. Diese Zahl ist unser Versprechen" in made["1-strict.de.html"]
+    odds = make_content(load_run(run(tmp_path / "other", of(200, 300, 100))), release=True).odds
+    assert odds[0].endswith("The promise allows 63.")
+
+
+def test_names_of_tiers_are_shown_as_words(tmp_path):
+    found = pages(run(tmp_path / "run", of(200, 300, 100), metadata={"tiers": {"strict_2": 0.5, "__": 2.0}}))
+    assert "You chose “strict 2”." in found["1-strict_2.en.html"]
+    assert "Sie haben „strict 2“ gewählt." in found["1-strict_2.de.html"]
+    assert "strict_2" not in "".join(found.values())
+    assert "You chose “__”." in found["2-__.en.html"]
 
 
 def test_a_choice_that_allows_everything_says_so_and_has_no_picture(tmp_path):
@@ -279,15 +310,40 @@ def chromium(*arguments: str) -> str:
 
 @needs_chromium
 def test_a_sheet_is_one_page_on_paper_and_no_wider_than_a_small_screen(tmp_path):
-    for file in sheets.save_sheets(run(tmp_path / "run", of(200, 300, 100)), tmp_path / "sheets"):
+    path = run(tmp_path / "run", of(200, 300, 100), metadata={"about": ABOUT | MORE})
+    for file in sheets.save_sheets(path, tmp_path / "sheets"):
         if "middle" in file.name:
             chromium("--no-pdf-header-footer", f"--print-to-pdf={tmp_path}/sheet.pdf", f"file://{file}")
             assert b"/Count 1" in (tmp_path / "sheet.pdf").read_bytes()
-            inside = f'<iframe style="width: 390px; height: 800px" srcdoc="{escape(file.read_text())}"></iframe>'
-            script = "onload = () => document.title = frames[0].document.documentElement.scrollWidth"
-            (tmp_path / "small.html").write_text(f"<title></title>{inside}<script>{script}</script>")
-            shown = chromium("--dump-dom", f"file://{tmp_path}/small.html")
-            assert 300 < int(re.findall(r"<title>(\d+)</title>", shown)[0]) <= 390
+            assert 300 < measured(tmp_path, file.read_text(), 390, "document.documentElement.scrollWidth") <= 390
+
+
+def measured(folder: Path, page: str, width: int, what: str) -> int:
+    """The value of an expression of JavaScript in the frame of a page of this width, in pixels."""
+    inside = f'<iframe style="width: {width}px; height: 800px; border: 0" srcdoc="{escape(page)}"></iframe>'
+    script = f"onload = () => {{ const {{document}} = frames[0]; document.defaultView.parent.document.title = {what} }}"
+    (folder / "frame.html").write_text(f"<title></title>{inside}<script>{script}</script>")
+    shown = chromium("--dump-dom", f"--window-size={width + 40},900", f"file://{folder}/frame.html")
+    return int(re.findall(r"<title>(\d+)</title>", shown)[0])
+
+
+#: By how many pixels the widest table of a page is wider than what is shown of it.
+CUT_OFF = "Math.max(...[...document.querySelectorAll('.scroll')].map(one => one.scrollWidth - one.clientWidth))"
+
+
+@needs_chromium
+def test_no_table_of_a_report_is_cut_off(tmp_path):
+    """By class and budget, of twelve budgets with names, and of four classes."""
+    tiers = {f"tier_{number}": 0.5 * number for number in range(1, 13)}
+    made = plan(Budgets(np.repeat([*tiers.values()], 50), delta=1e-4), Recipe(20, 50, 1.0), "scale", "rdp")
+    path = of_cells(tmp_path / "run", made, [[[100, 111]] * 12] * 4, metadata={"tiers": tiers})
+    page = report(path).to_html()
+    assert page.count("of 111") == 48
+    for width in (1280, 390):
+        assert measured(tmp_path, page, width, CUT_OFF) == 0
+        assert measured(tmp_path, page, width, "document.documentElement.scrollWidth") <= width
+    uncut = page.replace(".cells small { display: block; }", "").replace(".cells th:not(", ".none th:not(")
+    assert measured(tmp_path, uncut.replace(".cells td {", ".none td {"), 1280, CUT_OFF) > 0
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

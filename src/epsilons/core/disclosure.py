@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ class DisplayRow:
     """One group, or several neighbouring groups merged.
 
     label     name of the row: "0.5", "≤ 1", "3 to 10", "all"; "4, odds 55" for a tier by risk that has no name
-    tier      name of the group's tier, if it has one
+    tier      name of the group's tier; of a merged row for release, of all declared tiers that it may hold; or None
     epsilon   the epsilon of a single group; None in a merged row
     at_least, at_most  bounds on the row's epsilons; None where suppressed
     delta     the delta of all groups of the row; None where they differ or are suppressed
@@ -125,7 +125,20 @@ def _rows(
             shown[0] = _released(groups, joined, tiers, shown[1] if len(shown) > 1 else None)
         else:
             shown.insert(0, row)
-    return tuple(shown)
+    return tuple(replace(row, tier=_tiers_within(groups, row, tiers)) if row.merged else row for row in shown)
+
+
+def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | None) -> str | None:
+    """All declared tiers that a row may hold, by its bounds and by the levels of 20 or more records in other rows.
+
+    Whether anybody holds one of them is not told.
+    """
+    known = [(float(e), g) for g, e in enumerate(groups.epsilons) if groups.counts[g] >= SMALLEST_SHOWN]
+    above = max((epsilon for epsilon, group in known if group < row.groups.start), default=0.0)
+    below = min((epsilon for epsilon, group in known if group >= row.groups.stop), default=math.inf)
+    low, high = row.at_least or 0.0, row.at_most or math.inf
+    held = sorted({epsilon for epsilon in (tiers or {}).values() if above < epsilon < below and low <= epsilon <= high})
+    return ", ".join(str(tier_of(tiers, epsilon)) for epsilon in held) or None
 
 
 def risk_of(groups: Groups, group: int) -> str:

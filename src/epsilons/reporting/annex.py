@@ -27,7 +27,7 @@ from ..accounting import Accountant
 from ..core.disclosure import SMALLEST_SHOWN
 from ..core.files import UNWRITTEN, as_json, write_json, write_text
 from ..errors import RunError
-from ..ledger import model_file, signatures
+from ..ledger import model_file
 from ..ledger.run_folder import now
 from ..planning import display
 from .content import Content, Group, make_content
@@ -65,9 +65,7 @@ def save_annexes(path: str | Path, folder: Path, accountant: Accountant | None =
     Raises RunError if a file exists, PromiseError if the run or its plan was changed after it was signed, and what
     `report` raises.
     """
-    record = load_run(path, accountant)
-    signed = (*signatures.signatures(record.path), *signatures.before(record.path))
-    files = {folder / name: content for name, content in annexes(record, signed).items()}
+    files = {folder / name: content for name, content in annexes(load_run(path, accountant)).items()}
     if taken := [file for file in files if file.exists()]:
         raise RunError(f"{taken[0]} exists already. Authors complete annexes, so none is replaced: name a new folder.")
     return [
@@ -76,9 +74,9 @@ def save_annexes(path: str | Path, folder: Path, accountant: Accountant | None =
     ]
 
 
-def annexes(record: RunRecord, signed: Sequence[signatures.Signature] = ()) -> dict[str, Any]:
-    """Each form as a page and as JSON, by the name of its file. signed: signatures that fit"""
-    known, found = facts(record, signed), dict[str, Any]()
+def annexes(record: RunRecord) -> dict[str, Any]:
+    """Each form as a page and as JSON, by the name of its file."""
+    known, found = facts(record), dict[str, Any]()
     for form in sorted(FORMS.glob("*.toml")):
         values = tomllib.loads(form.read_text(encoding="utf-8"))
         parts = {part["title"]: [answered(one, known) for one in part["question"]] for part in values["part"]}
@@ -88,7 +86,7 @@ def annexes(record: RunRecord, signed: Sequence[signatures.Signature] = ()) -> d
     return found
 
 
-def facts(record: RunRecord, signed: Sequence[signatures.Signature] = ()) -> dict[str, Any]:
+def facts(record: RunRecord) -> dict[str, Any]:
     """What answers questions, by key: the fields of the report for release, and what follows from them."""
     content = make_content(record, release=True)
     rows, records, lines = content.groups, record.plan.records, content.guarantee.split("\n")
@@ -102,7 +100,9 @@ def facts(record: RunRecord, signed: Sequence[signatures.Signature] = ()) -> dic
         "epsilon": _most([group.at_most for group in rows]),
         "delta": _most([group.delta for group in rows]),
         "simulated": "The budgets are SIMULATED: they were assigned at random, not chosen." * content.simulated,
-        "signatures": [f"{one}." for one in signed],
+        "held_out": list(content.tested[:1]),
+        "served_worst": content.accuracy and content.accuracy.served_worst,
+        "signatures": [f"{one}." for one in record.signed],
         "scores": list(_scores(content)),
         "columns": list(_columns(record.path)),
     }
@@ -150,7 +150,9 @@ def _row(group: Group, content: Content) -> str:
     if group.epsilon_spent is not None and group.epsilon is not None:
         spent = f"certified for the whole plan: {display.rounded_spend(group.epsilon_spent, group.epsilon)}"
     delta = None if group.delta is None else f"δ\u00a0=\u00a0{group.delta:g}"
-    odds = None if group.right_guesses is None else f"at most {group.right_guesses} of 100 guesses are right"
+    odds = (
+        None if group.right_guesses is None else f"{group.odds_of} at most {group.right_guesses} of 100 guesses right"
+    )
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""
     return f"{name}{tier}: {'; '.join(filter(None, (count, delta, spent, odds)))}."

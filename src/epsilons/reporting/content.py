@@ -28,7 +28,7 @@ from .load_run import RunRecord
 from .membership import MembershipResult, shown
 from .plan_words import Curve, PhaseTable, curve_of, phases_of
 from .population import Evaluation, RosterRuns, Unit, last_evaluation
-from .statements import Audited, Origins, Period, about_of, audit_of, origins_of, period_of
+from .statements import Audited, Origins, Period, about_of, approved, audit_of, origins_of, period_of
 from .statements import publish as what_to_publish
 
 SCHEMA = 2
@@ -94,12 +94,19 @@ class Group:
     limits: tuple[display.Limit, ...]
     lifetime: lifetimes.Lifetime | None = None
 
+    @property
+    def odds_of(self) -> str:
+        """Of what `right_guesses` is: a key of sentences.ODDS_OF."""
+        if self.lifetime is not None:
+            return "over a lifetime"
+        return "by the promise" if self.epsilon_spent is None else "in this run"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
-    about       what the caller wrote about the run; None if nothing
+    about       what the caller wrote about the run, and which approvers signed; None if nothing
     period      when the model was trained
     summary     the first paragraphs
     odds        how often a guess about one member of each row is right, in sentences
@@ -196,7 +203,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
-        about=about_of(settings.about) or about_of(settings.metadata.about),
+        about=approved(about_of(settings.about) or about_of(settings.metadata.about), record.signers),
         period=period_of(settings.started, settings.ended, release or plan.select is not None),
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
@@ -309,7 +316,7 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
 
 
 def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> tuple[str, ...]:
-    """One sentence per row; of many rows one, about the largest number."""
+    """One sentence per row, of many rows one, about the largest number; and of what these odds are."""
     known = [group for group in groups if group.right_guesses is not None]
     if len(groups) > sentences.MOST_LISTED:
         known = sorted(known, key=lambda group: group.right_guesses or 0)[-1:]
@@ -319,11 +326,20 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> t
             group.label,
             group.tier,
             risk_profile.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose)
-            + sentences.of_lifetime(group.lifetime),
+            + sentences.of_lifetime(group.lifetime)
+            + _of_promise(plan, group),
         )
         for group in known
     ]
-    return (*texts, *([sentences.ODDS_SEEDED] if is_seeded else []))
+    of = dict.fromkeys(sentences.ODDS_OF[group.odds_of] for group in known)
+    return (*texts, *of, *([sentences.ODDS_SEEDED] if is_seeded else []))
+
+
+def _of_promise(plan: Plan, group: Group) -> str:
+    """What the promise of a row alone allows, beside odds of this run; "" for merged rows."""
+    if group.epsilon is None or group.delta is None or group.odds_of != "in this run":
+        return ""
+    return f" The promise allows {risk_profile.right_of_tier(group.epsilon, group.delta, plan.groups.declared)}."
 
 
 def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[str, str | int | float]:

@@ -33,7 +33,7 @@ from .statements import stated
 
 _TABLE = re.compile(r"<thead>(.*?)</thead>(.*?)</table>", re.S)
 _HEADER = re.compile(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", re.S)
-_ROW = re.compile(r"<tr>(.*?)</tr>", re.S)
+_ROW = re.compile(r"(<tr\b[^>]*>)(.*?)</tr>", re.S)
 _CELL = re.compile(r"<t([hd])\b([^>]*)>")
 _TAG = re.compile(r"<[^>]*>")
 
@@ -57,7 +57,7 @@ def _with_labels(table: re.Match[str]) -> str:
             name = next(names, "")
             return f'<t{match[1]}{match[2]} data-label="{name}">' if name else match[0]
 
-        return f"<tr>{_CELL.sub(cell, match[1])}</tr>"
+        return f"{match[1]}{_CELL.sub(cell, match[2])}</tr>"
 
     return f"<thead>{table[1]}</thead>{_ROW.sub(row, table[2])}</table>"
 

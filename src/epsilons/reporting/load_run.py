@@ -41,6 +41,7 @@ class RunRecord:
     last_hash   of the ledger's chain
     key_left    True if the run's secret key still exists
     is_bound    True if the ledger repeats what the guarantee depends on; ledgers of earlier versions do not
+    signed      signatures of the run and of its plan, which fit
     """
 
     path: Path
@@ -55,6 +56,12 @@ class RunRecord:
     last_hash: str
     key_left: bool
     is_bound: bool
+    signed: tuple[signatures.Signature, ...] = ()
+
+    @property
+    def signers(self) -> set[str]:
+        """Names in the signatures: what the holders of the keys wrote."""
+        return {one.values["name"] for one in self.signed}
 
 
 def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecord:
@@ -72,7 +79,8 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
     _check_slot(settings.plan_slot, plan, folder)
-    signatures.check_signed((*signatures.signatures(folder.path), *signatures.of_run(folder, plan)), [], folder.path)
+    signed = (*signatures.signatures(folder.path), *signatures.of_run(folder, plan))
+    signatures.check_signed(signed, [], folder.path)
     return RunRecord(
         path=folder.path,
         plan=plan,
@@ -86,6 +94,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         last_hash=chain.hash,
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
+        signed=signed,
     )
 
 

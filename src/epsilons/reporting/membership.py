@@ -192,6 +192,10 @@ EXCEEDS = (
     "{attacks}: the ROC is above the certified curve, beyond chance. The plan does not allow that, so look for an "
     "error: noise that was not added, records in the wrong group, coins that are not independent."
 )
+OF_RUN = (
+    "All numbers here are of one run by this plan. What epsilon promises is the upper limit: it may allow more, and "
+    "with a registry it is for a lifetime of runs."
+)
 DECLARED = (
     "The measured ROC of every attack lies below what each tier declared, at each rate that is shown. Declared is the "
     "smallest of the limits of the tier, its epsilon and delta among them."
@@ -215,6 +219,8 @@ def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
     auc = best.auc_of_others
     interval = "" if math.isnan(auc.low) else f", 95 %: {100 * auc.low:.1f} to {100 * auc.high:.1f}"
     most = "" if suppressed else f"; no attack is right more than {math.ceil(1000 * row.certified_auc) / 10} times"
+    if most and auc.value > row.certified_auc and not best.exceeds_certified:
+        most += ", so what was measured above that is chance"
     sentence = (
         f"epsilon {row.label}: an attacker who guesses which of two people is the member is right "
         f"{100 * auc.value:.1f} times in 100 ({best.attack}{interval}). Without the model it is 50 times{most}."
@@ -410,6 +416,7 @@ class MembershipResult:
             self._of_declared(),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
+            OF_RUN,
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
             OF_UNIT[self.unit],
             LIMITS,

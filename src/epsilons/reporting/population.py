@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,9 @@ def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> 
         return ("The run had no test data.",)
     is_public = data.data == "public"
     sentences = [
-        f"The model was measured on {_test_records(data, release)}. Training steps do not read them. "
+        f"The model was measured on {_test_records(data, release)}. Training steps do not read them. The people in "
+        "them are concerned, too: their rows were kept back for the test. They were read without noise, and counted in "
+        "the scores. "
         + (
             "They were held out by person: no person has rows in both."
             if by_person
@@ -152,8 +155,8 @@ def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> 
         sentences.append("The test data were declared public, so scores on them may be published.")
         return tuple(sentences)
     sentences.append(
-        "Test people have no budget, and no noise protects them: a score on them is exact. So scores on them are "
-        "private data."
+        "No budget protects test people: a tier that they chose only sorts the scores, which are exact, without noise. "
+        "So scores on them are private data."
         + (
             " This version contains none of them."
             if release
@@ -252,6 +255,11 @@ class Accuracy:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def is_few(self) -> bool:
+        """True if there are so few records that the accuracy says nothing about others."""
+        return self.records is not None and self.records < SMALLEST_SHOWN
+
     @classmethod
     def of(cls, label: str, right: float, records: int) -> Accuracy:
         """From counts; `right` may be accuracy · records."""
@@ -306,6 +314,30 @@ class Evaluation:
     def is_as_bad_as_the_majority(self) -> bool:
         """True if always naming the most frequent class is as accurate."""
         return self.majority is not None and (self.overall.accuracy or 0.0) <= self.majority
+
+    @property
+    def has_few(self) -> bool:
+        """True if some table has an accuracy of too few records to tell."""
+        return any(one.is_few for one in (*self.classes, *self.groups, *itertools.chain(*self.cells)))
+
+    @property
+    def served_worst(self) -> str | None:
+        """The lowest accuracy of those with enough test records, in words; None if none is below that of all."""
+        crossed = zip(self.classes, self.cells, strict=False)
+        named = {f"class {one.label}, budget {cell.label}": cell for one, cells in crossed for cell in cells}
+        named |= {f"budget {one.label}": one for one in self.groups} | {
+            f"class {one.label}": one for one in self.classes
+        }
+        known = {label: one for label, one in named.items() if one.accuracy is not None and not one.is_few}
+        label = min(known, key=lambda label: known[label].accuracy or 0.0, default="")
+        worst = known.get(label, self.overall)
+        rates = [100 * (rate or 0.0) for rate in (worst.accuracy, worst.low, worst.high, self.overall.accuracy)]
+        if rates[0] >= rates[3]:
+            return None
+        return (
+            f"Served worst, of those with {SMALLEST_SHOWN} test records or more: {label}, {rates[0]:.1f}\u00a0% "
+            f"right ({rates[1]:.1f} to {rates[2]:.1f}\u00a0%), of {worst.records:,}. All: {rates[3]:.1f}\u00a0%."
+        )
 
 
 def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:

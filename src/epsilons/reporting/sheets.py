@@ -45,7 +45,7 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     for number, (tier, epsilon) in enumerate(tiers.items(), start=1):
         name = re.sub(r"\W+", "-", tier).strip("-").lower()[:40] or "tier"
         right = _right(record, epsilon) if lifetimes is None else lifetimes[epsilon]
-        values = {"tier": tier, "right": right, "today": now()[:10]}
+        values = {"tier": " ".join(tier.replace("_", " ").split()) or tier, "right": right, "today": now()[:10]}
         for file in sorted(LANGUAGES.glob("*.toml")):
             pages[folder / f"{number}-{name}.{file.stem}.html"] = _page(file, content, values)
     for target in pages:
@@ -88,8 +88,11 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     named = {**values, **{name: _day(day, texts) for name, day in days.items()}}
     for name in ("purpose", "responsible", "contact"):
         named[name] = getattr(content.about, name, None) or BLANK
+    stated = {name: getattr(content.about, name, None) for name in ("legal_basis", "recipients", "retention")}
+    named |= stated
     holds = {
         "always",
+        *(name for name, text in stated.items() if text),
         "once" if content.registry is None else "lifetime",
         "open" if values["right"] == 100 else "limit",
         "hidden" if content.made_with["neighbours"] == SHARES else "listed",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -59,6 +59,13 @@ def about_of(values: Any) -> About | None:
     approvers = found.get("approvers")
     texts["approvers"] = list(filter(_is_text, approvers if isinstance(approvers, list) else [approvers]))
     return About.model_construct(**texts) if any(texts.values()) else None
+
+
+def approved(about: About | None, signers: Collection[str]) -> About | None:
+    """The same, with what is known of each approver: a name in the config is no proof. signers: names in signatures"""
+    known = {True: "a signature has this name", False: "named in the config, not signed"}
+    named = [f"{one} ({known[one in signers]})" for one in (about.approvers if about else ())]
+    return about and about.model_copy(update={"approvers": named})
 
 
 def _is_text(value: Any) -> bool:
@@ -310,4 +317,4 @@ def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
         if record.settings.registry_id is None
         else "the lifetime budgets in the registry as the claim"
     )
-    return f"The model may be published, with {claim}. `epsilons release` writes a folder that holds nothing else."
+    return f"The model may be published, with {claim}. epsilons release writes a folder that holds nothing else."
