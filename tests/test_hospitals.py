@@ -300,7 +300,9 @@ class Hospital:
         return done.out
 
     def write(self) -> None:
-        head = [f"{name} = {value(one)}" for name, one in self.config.items() if name not in ("data", "budgets")]
+        head = [
+            f"{name} = {value(one)}" for name, one in self.config.items() if one and name not in ("data", "budgets")
+        ]
         lines = [*head, "[data]", *(f"{key(name)} = {value(one)}" for name, one in self.config["data"].items())]
         lines += ["[budgets]", *(f"{name} = {value(one)}" for name, one in self.config["budgets"].items())]
         Path("c.toml").write_text("\n".join(lines) + "\n")
