@@ -1494,6 +1494,7 @@ def test_fewer_than_20_test_records_are_marked_and_never_called_served_worst(tmp
     assert html.count('<tr class="few"') == 0
     few = epsilons.report(of_cells(tmp_path / "few", two, [[[2, 9], [50, 60]], [[2, 10], [15, 30]]])).to_html()
     assert few.count('<tr class="few"') == 1  # 19 of the stricter budget
+    assert re.search('<tr class="few">.*<td data-label="accuracy">', few)
     assert few.count("too few to tell") == 2
     same = of_cells(tmp_path / "same", two, [[[30, 60], [30, 60]], [[30, 60], [30, 60]]])
     assert not {"Served worst", "too few"} & {words for words in ("Served worst", "too few") if words in pages(same)[0]}

@@ -155,7 +155,9 @@ def _row(group: Group, content: Content) -> str:
     )
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""
-    return f"{name}{tier}: {'; '.join(filter(None, (count, delta, spent, odds)))}."
+    is_merged = group.merged and group.odds_of == "by the promise"
+    why = f"merged because {few} {unit}s share a budget in it" if is_merged else None
+    return f"{name}{tier}: {'; '.join(filter(None, (count, why, delta, spent, odds)))}."
 
 
 def _scores(content: Content) -> Iterator[str]:
