@@ -199,7 +199,7 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_code_75_and_how_to_go_on(here)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     ledger = here / "runs/one/ledger.jsonl"
     deadline = time.monotonic() + 120
-    while not (ledger.exists() and '\n"' in ledger.read_text()) and time.monotonic() < deadline:
+    while not (ledger.exists() and ledger.read_text().count('\n"') > 1) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
@@ -256,7 +256,7 @@ def test_a_selection_ends_on_sigterm_and_goes_on():
     tuning = ["tune", "people.toml", "--grid", "lr=0.1,1", "--select", "poisson:2", "-q", "-o", "runs/tuned"]
     codes = [job(tuning, 1.0, signal.SIGTERM)]
     while codes[-1] != 0 and len(codes) < 100:
-        codes.append(job(tuning, 1.2, signal.SIGTERM))
+        codes.append(job(tuning, 1.2 * 1.02 ** len(codes), signal.SIGTERM))  # a busy machine gets further, too
     assert {*codes[:-1]} <= {75, -signal.SIGTERM}
     assert codes[-1] == 0
     assert json.loads(Path("runs/tuned/selection.json").read_text())["is_finished"]
