@@ -159,6 +159,15 @@ def test_people_who_were_kept_back_for_the_test_are_data_subjects_too(tmp_path, 
     assert ("123" in " ".join(found.values())) == (data == "public")
 
 
+@pytest.mark.parametrize("recipients", [None, "Nobody else."])
+def test_the_model_may_be_published_only_as_far_as_budgets_go_where_recipients_are_named(tmp_path, recipients):
+    about = {"purpose": "x"} | ({"recipients": recipients} if recipients else {})
+    path = run(tmp_path / "run", of(200, 300, 100), metadata={"about": about})
+    [said] = [one for one in annex.facts(load_run(path))["publish"] if "model may be" in one]
+    assert said.startswith("As far as these budgets go, ") == bool(recipients)
+    assert ("depends on the recipients named above" in said) == bool(recipients)
+
+
 def test_an_approver_is_not_told_as_a_fact_where_nobody_signed(tmp_path):
     found = saved(run(tmp_path / "run", of(200, 300, 100), metadata={"about": STATED}))
     answers = {one["asks"]: one["answer"] for one in found["gdpr.json"]["questions"]}

@@ -115,6 +115,14 @@ def test_a_plan_with_few_people_shows_only_what_follows_from_the_shown_promises(
     assert f"at most {risk_profile.right_of_promise(10.0, 1e-5)} of 100" in text(page)
 
 
+def test_merged_rows_state_the_odds_of_each_declared_tier_and_never_those_of_their_upper_end():
+    tiers = {"strict": 1.0, "middle": 3.0, "full": 8.0}
+    made = plan(Budgets([1.0] * 500 + [3.0] * 300 + [8.0] * 5), RECIPE, "scale", "rdp")
+    words = text(shown(made, About(tiers=tiers)))
+    assert "by the promise of each tier: middle: at most 96 of 100; full: no limit (100 of 100)." in words
+    assert "may be passed around within the house" in words
+
+
 def test_many_budgets_are_merged_into_a_few_rows():
     epsilons_ = np.tile(0.5 + 0.25 * np.arange(14), 50)
     content = make_page(plan(Budgets(epsilons_), RECIPE, "scale", "rdp"), About())

@@ -153,6 +153,7 @@ def _row(group: Group, content: Content) -> str:
     odds = (
         None if group.right_guesses is None else f"{group.odds_of} at most {group.right_guesses} of 100 guesses right"
     )
+    odds = f"right guesses {group.odds_of}: {group.bounds}" if group.bounds else odds
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""
     return f"{name}{tier}: {'; '.join(filter(None, (count, delta, spent, odds)))}."

@@ -108,6 +108,11 @@ def odds_of(label: str, tier: str | None, sentence: str) -> str:
     return f"{name}{f' (“{tier}”)' if tier else ''}: {sentence[:1].lower()}{sentence[1:]}"
 
 
+def of_merged(bounds: str) -> str:
+    """The odds about a member of a merged row. bounds: by the promises, as `risk_profile.of_merged`"""
+    return f"how many of 100 guesses about one member are right, by the promise of each tier or budget: {bounds}."
+
+
 def of_lifetime(lifetime: Lifetime | None) -> str:
     """What odds over a lifetime count, to be put after them."""
     if lifetime is None:

@@ -317,4 +317,11 @@ def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
         if record.settings.registry_id is None
         else "the lifetime budgets in the registry as the claim"
     )
-    return f"The model may be published, with {claim}. epsilons release writes a folder that holds nothing else."
+    writes = "epsilons release writes a folder that holds nothing else."
+    about = about_of(record.settings.about) or about_of(record.settings.metadata.about)
+    if about is None or not about.recipients:
+        return f"The model may be published, with {claim}. {writes}"
+    return (
+        f"As far as these budgets go, the model may be published, with {claim}. Whether it is published depends "
+        f"on the recipients named above. {writes}"
+    )
