@@ -225,7 +225,12 @@ def test_every_output_says_that_no_guarantee_covers_it_and_that_it_proves_nothin
 def test_the_page_of_an_attack_says_of_what_its_numbers_are_and_shows_no_backtick(result):
     page = html.attack_page(result)
     assert page.count("certified: at most, in this run</th>") == 1 + len(result.attacks[0].found)
-    assert "promises is the upper limit" in page.partition("What it means")[2]
+    for words in ("promises is the upper limit", "p is of another statistic", "another game than the odds"):
+        assert words in page.partition("What it means")[2]
+    hidden = html.attack_page(replace(result, suppressed=True))
+    assert ["the curve that no attack exceeds" in one for one in (page, hidden)] == [True, False]
+    drawn = [bool(re.search('class="bound"[^>]* d="M', one)) for one in (page, hidden)]
+    assert drawn == [True, False]
     assert "`" not in page
 
 

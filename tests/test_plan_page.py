@@ -14,6 +14,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import PlanError
+from epsilons.ledger import run_json
 from epsilons.planning import advise, risk_profile
 from epsilons.reporting.html import compare_page, plan_page
 from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page, side_by_side
@@ -121,6 +122,11 @@ def test_merged_rows_state_the_odds_of_each_declared_tier_and_never_those_of_the
     words = text(shown(made, About(tiers=tiers)))
     assert "by the promise of each tier: middle: at most 96 of 100; full: no limit (100 of 100)." in words
     assert "may be passed around within the house" in words
+
+
+def test_the_plan_s_page_calls_approvers_named_and_nothing_more():
+    about = run_json.About(purpose="To plan calls.", approvers=["The board"])
+    assert "The board (named in the config; signatures are not read here)" in text(shown(three(), About(stated=about)))
 
 
 def test_many_budgets_are_merged_into_a_few_rows():

@@ -203,6 +203,14 @@ DECLARED = (
 NOT_DECLARED = (
     "The measured ROC of {attacks} is above what the tier declared at some rate: by chance, unless it is named below."
 )
+OF_P = (
+    "Intervals are of the difference of AUCs. p is of another statistic, the mean score of each record as a member "
+    "minus that as a non-member: one may show a difference where the other does not."
+)
+OTHER_GAME = (
+    "To tell which of two people is the member is another game than the odds in a report and on sheets: there, one "
+    "person is given, and the guess is whether their data were used."
+)
 BELOW = "No attack's ROC is above the certified curve, beyond chance. That is expected, and it proves nothing."
 CHOSEN = (
     "The groups were not dealt at random, so people who chose different budgets may differ in other ways, too. The "
@@ -411,12 +419,14 @@ class MembershipResult:
         lines = [
             *(recognised(row, one, self.suppressed) for row, one in zip(self.groups, strongest, strict=True)),
             *(difference(one, self.groups) + self._placebo_sentence(one) for one in widest if one),
+            OF_P if self.differences else "",
             *(against_placebo(name, rows, self.groups) for name, rows in self.minus_placebo.items()),
             *(self._of_choice() if self.differences and not self.dealt_at_random else []),
             self._of_declared(),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             OF_RUN,
+            OTHER_GAME,
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
             OF_UNIT[self.unit],
             LIMITS,

@@ -146,7 +146,8 @@ def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> 
         "them are concerned, too: their rows were kept back for the test. They were read without noise, and counted in "
         "the scores. "
         + (
-            "They were held out by person: no person has rows in both."
+            "They were held out by person: no person has rows in both. So more persons may match a list of consent than "
+            "were trained on."
             if by_person
             else "Whether a person is both in the training data and in the test data was not checked."
         )
