@@ -227,6 +227,14 @@ def test_annexes_are_the_same_whatever_fewer_than_20_people_chose(tmp_path):
     assert "280 records" in exact
 
 
+def test_an_annex_says_in_a_sentence_that_exact_spends_are_not_shown(tmp_path):
+    found = saved(run(tmp_path / "run", of(200, 300, 5)))
+    for name in ("gdpr", "nist"):
+        assert "The exact spends are not shown. Some budgets are shared by fewer than 20" in found[f"{name}.html"]
+        assert "epsilon spent:" not in found[f"{name}.html"]
+    assert "exact spends are not shown" not in saved(run(tmp_path / "many", of(200, 300, 50)))["gdpr.html"]
+
+
 def test_few_people_are_not_counted(tmp_path):
     few = plan(Budgets([0.5] * 3 + [2.0] * 8 + [8.0] * 6, delta=1e-4), Recipe(20, 5, 1.0), "scale", "rdp")
     found = saved(run(tmp_path / "run", few))

@@ -1194,6 +1194,13 @@ def test_texts_about_a_run_are_in_both_versions_and_whole_in_the_json(tmp_path, 
         assert "the JSON holds the whole" in page
 
 
+def test_taking_part_is_called_bounded_and_not_hidden(tmp_path, two):
+    for values in both(make_run(tmp_path / "run", two)):
+        first = values["not_covered"][0]
+        assert "not hidden that a record is on the list" in first
+        assert "Whether their data were used is not hidden either, but bounded" in first
+
+
 def test_who_decided_and_approved_is_in_both_versions(tmp_path, two):
     about = {"tiers_decided_by": "The council", "tiers_decided_on": "2030-01-12", "approvers": ["Board", 7, "A. Meyer"]}
     path = make_run(tmp_path / "run", two, metadata={"about": about})

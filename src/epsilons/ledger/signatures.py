@@ -133,8 +133,8 @@ def warn_of_change(run: Path, file: str) -> None:
     """Warn that a signature of a run will not fit any more, because this file will be written into it."""
     if any(run.glob(f"run.*{SUFFIX}")):
         warnings.warn(
-            f"{run} is signed, and {file} will be new in it: its signatures will not fit any more, and reports of it are "
-            "refused. Stop here, and work on a copy of the folder; or have the run signed again afterwards.",
+            f"{run} is signed, and {file} will be new in it: its signatures will not fit any more, and reports of it "
+            "are refused. Stop here, and work on a copy of the folder; or have the run signed again afterwards.",
             EpsilonsWarning,
             stacklevel=3,
         )

@@ -99,6 +99,9 @@ def facts(record: RunRecord) -> dict[str, Any]:
         "records": records if records >= SMALLEST_SHOWN else None,
         "epsilon": _most([group.at_most for group in rows]),
         "delta": _most([group.delta for group in rows]),
+        "spends": content.suppressed.get("epsilon_spent", "").replace(
+            "Suppressed in this version.", "The exact spends are not shown."
+        ),
         "simulated": "The budgets are SIMULATED: they were assigned at random, not chosen." * content.simulated,
         "held_out": list(content.tested[:1]),
         "served_worst": content.accuracy and content.accuracy.served_worst,

@@ -199,7 +199,8 @@ def not_covered(
         "were declared as not derived from these data."
         if plan.adjacency == SHARES
         else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as "
-        "public. This guarantee does not hide that a record took part."
+        "public. So it is not hidden that a record is on the list. Whether their data were used is not hidden either, "
+        "but bounded: the odds say how often a guess about it is right at most."
     )
     if is_suppressed:
         public += (
