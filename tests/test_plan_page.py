@@ -181,6 +181,12 @@ def test_the_command_replaces_no_other_file():
     assert Path("notes.html").read_text() == "<p>mine</p>"
 
 
+#: Of the approvers of a config, on the page of its plan.
+NAMED = "decided on 2030-01-12 approvers " + " ".join(
+    f"{name} (named in the config; signatures are not read here)" for name in ("Board", "A. Meyer")
+)
+
+
 def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path):
     Path("people.csv").write_text(people(400))
     Path("people.toml").write_text(CONFIG)
@@ -191,14 +197,14 @@ def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path
     code += "app(['plan', 'people.toml', '-q', '--html', 'plan.html'], standalone_mode=False); "
     python(code + "assert 'torch' not in sys.modules", tmp_path)
     page = text(Path("plan.html").read_text())
-    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", "decided on 2030-01-12 approvers Board A. Meyer"):
+    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", NAMED):
         assert words in page
 
 
 def test_the_bar_of_odds_begins_at_none_of_100_as_in_a_report():
     """A bar that began at 50 would show 57 of 100 as a seventh of certainty."""
     page = shown(three())
-    widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="20" width="(\d+)%"', page)
+    widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="2" width="(\d+)%"', page)
     assert [50 + int(width) for width in widths] == risk_profile.right_guesses(three()).tolist()
 
 

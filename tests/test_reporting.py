@@ -1512,6 +1512,19 @@ def test_odds_of_the_run_are_told_from_those_of_the_promise(tmp_path, two):
     assert "in this run" not in page
 
 
+def test_labels_of_bars_are_whole_and_wrap_beside_their_numbers(tmp_path):
+    tiers = {"a tier with a long name, in full": 0.5, "b": 2.0}
+    path = make_run(tmp_path / "run", of_levels([0.5, 2.0], [600, 300]), metadata={"tiers": tiers, "provenance": []})
+    for release in (False, True):
+        page = pages_of.page(make_content(load_run(path), release))
+        labels = re.findall(r'<p class="label" aria-hidden="true"><span>(.*?)</span>', page)
+        assert (
+            labels == [f"ε = {one} · {name}" for one, name in ((0.5, "a tier with a long name, in full"), (2, "b"))] * 2
+        )
+        assert "flex-wrap: wrap" in page.partition(".label {")[2].partition("}")[0]
+        assert not re.search(r'<svg class="bar"(?:(?!</svg>).)*<text', page, re.S)
+
+
 def test_bars_of_promise_and_spend_say_that_they_show_epsilon(tmp_path, two):
     section = pages(make_run(tmp_path / "run", two))[0].partition("Promise and spend")[2].partition("What a guess")[0]
     for words in ("The bars show ε and no risk", "0.5 of 0.5 spent", "ε = 0 ε = 2", "ε spent, certified", "ε promised"):
