@@ -246,6 +246,14 @@ def test_what_is_measured_above_the_certified_curve_by_chance_is_called_chance(r
     assert "chance" not in recognised(row, best, suppressed=True)
 
 
+def test_rows_have_the_names_of_tiers_and_merged_rows_have_none(result):
+    named = replace(result, groups=(*result.groups[:1], replace(result.groups[1], epsilon=None))).named({"strict": 1.0})
+    assert [row.label for row in named.groups] == ["1 (strict)", "4"]
+    assert named.sentences[0].startswith("epsilon 1 (strict): ")
+    assert ">1 (strict)</td>" in html.attack_page(named)
+    assert result.named(None) == result
+
+
 def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):
     strong = result.of("strong", 1)
     first, second, third, *_ = result.sentences

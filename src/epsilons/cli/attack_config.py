@@ -110,6 +110,7 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
         population=prepared.test,
         attacks=flags.names,
         dealt_at_random=config.budgets.shares is not None,
+        tiers=config.budgets.levels,
         folder=folder,
         performance=Performance(**config.performance.model_dump()),
         progress=not flags.quiet,

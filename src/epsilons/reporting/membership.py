@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +18,11 @@ import numpy as np
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 
 from .._version import __version__
-from ..core.disclosure import PLAN_SUPPRESSED, of_unit
+from ..core.disclosure import PLAN_SUPPRESSED, of_unit, tier_of
 from ..core.files import UNWRITTEN, as_json, write_json
 from ..core.mechanism import FloatArray, IntArray, Unit
 from ..errors import InputError, RunError, json_text, parsed_json, printable
+from ..planning import display
 from ..planning.display import Table, aligned, round_up
 
 #: JSON has null for numbers that are not finite.
@@ -345,6 +346,12 @@ class MembershipResult:
     def exceeds_certified(self) -> tuple[GroupAttack, ...]:
         """The outcomes above the certified curve, beyond chance. They show that something is wrong."""
         return tuple(one for one in self.attacks if one.exceeds_certified)
+
+    def named(self, tiers: Mapping[str, float] | None) -> MembershipResult:
+        """The same, with the names of tiers, {name: epsilon}, in the labels of rows that are not merged."""
+        labels = [display.named(row.label, tier_of(tiers, row.epsilon)) for row in self.groups]
+        rows = tuple(replace(row, label=label) for row, label in zip(self.groups, labels, strict=True))
+        return replace(self, groups=rows)
 
     # -- as text -----------------------------------------------------------------------------------
 
