@@ -426,7 +426,7 @@ class MembershipResult:
         lines = [
             *(recognised(row, one, self.suppressed) for row, one in zip(self.groups, strongest, strict=True)),
             *(difference(one, self.groups) + self._placebo_sentence(one) for one in widest if one),
-            OF_P if self.differences else "",
+            OF_P * bool(self.differences),
             *(against_placebo(name, rows, self.groups) for name, rows in self.minus_placebo.items()),
             *(self._of_choice() if self.differences and not self.dealt_at_random else []),
             self._of_declared(),

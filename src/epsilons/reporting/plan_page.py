@@ -243,7 +243,7 @@ def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
         words.COUNT: ["<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers],
         "ε spent": [tier.spent for tier in page.tiers],
         words.BY_PLAN: rights,
-        words.BY_PROMISE: [tier.promised or None for tier in page.tiers],
+        words.BY_PROMISE: [tier.promised for tier in page.tiers],
     }
     if not any(tier.name for tier in page.tiers):
         del columns[words.PROMISED]
@@ -256,7 +256,7 @@ def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
 
 
 def _cell(value: object) -> str:
-    return "–" if value is None else str(value)
+    return "–" if value in (None, "") else str(value)
 
 
 def _advice(plan: Plan) -> Advice:

@@ -92,7 +92,7 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
         "once" if content.registry is None else "lifetime",
         "open" if values["right"] == 100 else "limit",
         "hidden" if content.made_with["neighbours"] == SHARES else "listed",
-        *(["test_public" if content.accuracy else "test_private"] if len(content.tested) > 1 else []),
+        *_of_test(content),
         "day" if days["started"] == days["ended"] else "days",
     }
     shown = {name: [text for key, text in texts[name].items() if key in holds] for name in SECTIONS}
@@ -100,6 +100,13 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     sections = {name: text.split("\n\n") for name, text in filled.items()}
     heads = {name: texts[name].format_map(named) for name in ("title", "audience", "made")}
     return sheet_page(MARK, file.stem, values["right"], {**texts, **heads}, sections)
+
+
+def _of_test(content: Content) -> list[str]:
+    """Whether the result of the test is in the report for release; nothing without test data."""
+    if len(content.tested) == 1:
+        return []
+    return ["test_private" if content.accuracy is None else "test_public"]
 
 
 def _day(day: str | None, texts: Mapping[str, Any]) -> str:
