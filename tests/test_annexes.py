@@ -159,6 +159,15 @@ def test_people_who_were_kept_back_for_the_test_are_data_subjects_too(tmp_path, 
     assert ("123" in " ".join(found.values())) == (data == "public")
 
 
+@pytest.mark.parametrize("recipients", [None, "Nobody else."])
+def test_the_model_may_be_published_only_as_far_as_budgets_go_where_recipients_are_named(tmp_path, recipients):
+    about = {"purpose": "x"} | ({"recipients": recipients} if recipients else {})
+    path = run(tmp_path / "run", of(200, 300, 100), metadata={"about": about})
+    [said] = [one for one in annex.facts(load_run(path))["publish"] if "model may be" in one]
+    assert said.startswith("As far as these budgets go, ") == bool(recipients)
+    assert ("depends on the recipients named above" in said) == bool(recipients)
+
+
 def test_an_approver_is_not_told_as_a_fact_where_nobody_signed(tmp_path):
     found = saved(run(tmp_path / "run", of(200, 300, 100), metadata={"about": STATED}))
     answers = {one["asks"]: one["answer"] for one in found["gdpr.json"]["questions"]}
@@ -216,6 +225,14 @@ def test_annexes_are_the_same_whatever_fewer_than_20_people_chose(tmp_path):
     exact = saved(run(tmp_path / "exact", of(20, 280, 100)))["gdpr.html"]
     assert "20 records" in exact
     assert "280 records" in exact
+
+
+def test_an_annex_says_in_a_sentence_that_exact_spends_are_not_shown(tmp_path):
+    found = saved(run(tmp_path / "run", of(200, 300, 5)))
+    for name in ("gdpr", "nist"):
+        assert "The exact spends are not shown. Some budgets are shared by fewer than 20" in found[f"{name}.html"]
+        assert "epsilon spent:" not in found[f"{name}.html"]
+    assert "exact spends are not shown" not in saved(run(tmp_path / "many", of(200, 300, 50)))["gdpr.html"]
 
 
 def test_few_people_are_not_counted(tmp_path):

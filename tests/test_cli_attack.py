@@ -72,6 +72,13 @@ def test_json_is_the_saved_result_and_nothing_else_is_printed(tmp_path):
     assert "no guarantee covers them" in values["not_covered"]
 
 
+def test_rows_have_the_names_of_the_config_s_tiers():
+    change('column = "epsilon"', 'column = "epsilon"\ntiers = { "1" = 1, "4" = 4 }')
+    epsilons("attack", "people.toml", *SHADOWS, "--json", "--attacks", "loss", "-o", "a").succeeded()
+    rows = json.loads(Path("a/membership.json").read_text())["groups"]
+    assert [row["label"] for row in rows] == ["1 (1)", "4 (4)"]
+
+
 def test_quiet_prints_nothing():
     outcome = epsilons("attack", "people.toml", *SHADOWS, "-q")
     outcome.succeeded()

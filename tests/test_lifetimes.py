@@ -412,6 +412,16 @@ def test_the_page_speaks_of_tiers_and_of_no_level(mixed):
     assert "used before" in html.page(make_content(mixed, False))
 
 
+def test_the_page_says_why_no_accuracy_is_shown_by_budget_also_where_none_was_counted(mixed):
+    row = mixed.metrics[-1].model_copy(update={"per_class": [(30, 40)] * 2})
+    for metrics in (row, row.model_copy(update={"per_group": None})):
+        for release in (False, True):
+            content = make_content(replace(mixed, metrics=(metrics,)), release)
+            assert content.accuracy is not None
+            assert content.accuracy.groups == ()
+            assert "people of one tier are in several of them" in html.page(content)
+
+
 def test_a_run_of_an_earlier_version_says_that_lifetimes_were_not_recorded(mixed):
     old = replace(mixed, settings=mixed.settings.model_copy(update={"lifetimes": []}))
     for release in (False, True):

@@ -225,7 +225,12 @@ def test_every_output_says_that_no_guarantee_covers_it_and_that_it_proves_nothin
 def test_the_page_of_an_attack_says_of_what_its_numbers_are_and_shows_no_backtick(result):
     page = html.attack_page(result)
     assert page.count("certified: at most, in this run</th>") == 1 + len(result.attacks[0].found)
-    assert "promises is the upper limit" in page.partition("What it means")[2]
+    for words in ("promises is the upper limit", "p is of another statistic", "another game than the odds"):
+        assert words in page.partition("What it means")[2]
+    hidden = html.attack_page(replace(result, suppressed=True))
+    assert ["the curve that no attack exceeds" in one for one in (page, hidden)] == [True, False]
+    drawn = [bool(re.search('class="bound"[^>]* d="M', one)) for one in (page, hidden)]
+    assert drawn == [True, False]
     assert "`" not in page
 
 
@@ -239,6 +244,14 @@ def test_what_is_measured_above_the_certified_curve_by_chance_is_called_chance(r
     assert "no attack is right more than 60.0 times" in sentence
     assert ("above that is chance" in sentence) is by_chance
     assert "chance" not in recognised(row, best, suppressed=True)
+
+
+def test_rows_have_the_names_of_tiers_and_merged_rows_have_none(result):
+    named = replace(result, groups=(*result.groups[:1], replace(result.groups[1], epsilon=None))).named({"strict": 1.0})
+    assert [row.label for row in named.groups] == ["1 (strict)", "4"]
+    assert named.sentences[0].startswith("epsilon 1 (strict): ")
+    assert ">1 (strict)</td>" in html.attack_page(named)
+    assert result.named(None) == result
 
 
 def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):

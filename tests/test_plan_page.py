@@ -14,6 +14,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import PlanError
+from epsilons.ledger import run_json
 from epsilons.planning import advise, risk_profile
 from epsilons.reporting.html import compare_page, plan_page
 from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page, side_by_side
@@ -115,6 +116,19 @@ def test_a_plan_with_few_people_shows_only_what_follows_from_the_shown_promises(
     assert f"at most {risk_profile.right_of_promise(10.0, 1e-5)} of 100" in text(page)
 
 
+def test_merged_rows_state_the_odds_of_each_declared_tier_and_never_those_of_their_upper_end():
+    tiers = {"strict": 1.0, "middle": 3.0, "full": 8.0}
+    made = plan(Budgets([1.0] * 500 + [3.0] * 300 + [8.0] * 5), RECIPE, "scale", "rdp")
+    words = text(shown(made, About(tiers=tiers)))
+    assert "by the promise of each tier: middle: at most 96 of 100; full: no limit (100 of 100)." in words
+    assert "may be passed around within the house" in words
+
+
+def test_the_plan_s_page_calls_approvers_named_and_nothing_more():
+    about = run_json.About(purpose="To plan calls.", approvers=["The board"])
+    assert "The board (named in the config; signatures are not read here)" in text(shown(three(), About(stated=about)))
+
+
 def test_many_budgets_are_merged_into_a_few_rows():
     epsilons_ = np.tile(0.5 + 0.25 * np.arange(14), 50)
     content = make_page(plan(Budgets(epsilons_), RECIPE, "scale", "rdp"), About())
@@ -167,6 +181,12 @@ def test_the_command_replaces_no_other_file():
     assert Path("notes.html").read_text() == "<p>mine</p>"
 
 
+#: Of the approvers of a config, on the page of its plan.
+NAMED = "decided on 2030-01-12 approvers " + " ".join(
+    f"{name} (named in the config; signatures are not read here)" for name in ("Board", "A. Meyer")
+)
+
+
 def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path):
     Path("people.csv").write_text(people(400))
     Path("people.toml").write_text(CONFIG)
@@ -177,14 +197,14 @@ def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path
     code += "app(['plan', 'people.toml', '-q', '--html', 'plan.html'], standalone_mode=False); "
     python(code + "assert 'torch' not in sys.modules", tmp_path)
     page = text(Path("plan.html").read_text())
-    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", "decided on 2030-01-12 approvers Board A. Meyer"):
+    for words in ("Privacy plan people", "to test", "mlp", "Seeded.", NAMED):
         assert words in page
 
 
 def test_the_bar_of_odds_begins_at_none_of_100_as_in_a_report():
     """A bar that began at 50 would show 57 of 100 as a seventh of certainty."""
     page = shown(three())
-    widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="20" width="(\d+)%"', page)
+    widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="2" width="(\d+)%"', page)
     assert [50 + int(width) for width in widths] == risk_profile.right_guesses(three()).tolist()
 
 

@@ -314,19 +314,43 @@ def test_no_rare_budget_is_in_a_report_for_release_in_any_digits(tmp_path, strat
     assert "soloist" in inside
 
 
+NAMES = ["none", "rare", "rarer", "plain"]
+
+
 @pytest.mark.parametrize(("levels", "counts"), [([0.5, 1, 2], [9, 600, 380]), ([0.7, 1, 2], [9, 600, 380])])
 def test_a_merged_row_names_the_declared_tiers_and_not_which_of_them_is_held(tmp_path, levels, counts):
     tiers = {"none": 0.2, "rare": 0.5, "rarer": 0.7, "plain": 1.0, "open": 2.0, "beyond": 4.0}
     path = make_run(tmp_path / "run", of_levels(levels, counts), metadata={"tiers": tiers, "provenance": []})
     values, page = both(path)[1], pages(path)[1]
-    named = [("≤ 1", "none, rare, rarer, plain"), ("2", "open")]
+    named = [("≤ 1", ", ".join(NAMES)), ("2", "open")]
     assert [(row["label"], row["tier"]) for row in values["groups"]] == named
     assert "≤ 1 none, rare, rarer, plain" in page
     assert "merged because fewer than 20 records share a budget in them" in page
     card = releasing.card(make_content(load_run(path), release=True), A_MODEL, "record", False)
-    assert "| none, rare, rarer, plain | ≤ 1 | several | 609 |" in card
+    odds = "; ".join(f"{name}: at most {risk_profile.right_of_promise(tiers[name], 1e-5)} of 100" for name in NAMES)
+    assert f"| none, rare, rarer, plain | ≤ 1 | not shown | 609 | {odds} |" in card
+    assert "The table under Privacy lists the budgets" in card
+    assert "The first table" not in card
     assert "merged because fewer than 20 records share" in card
     assert "merged because" not in pages(make_run(tmp_path / "plain", of_levels([1, 2], [600, 380])))[1]
+
+
+def test_a_merged_row_states_the_odds_of_each_of_its_tiers_or_of_its_largest_epsilon(tmp_path):
+    tiers = {"strict": 1.0, "middle": 3.0, "full": 8.0}
+    made = of_levels([1, 3, 8], [600, 5, 300])
+    path = make_run(tmp_path / "run", made, metadata={"tiers": tiers, "provenance": []})
+    strict, rare = make_content(load_run(path), release=True).groups
+    assert (strict.bounds, rare.tier, rare.right_guesses) == ("", "middle, full", None)
+    assert rare.bounds == "middle: at most 96 of 100; full: no limit (100 of 100)"
+    assert [risk_profile.right_of_promise(tiers[name], 1e-5) for name in ("middle", "full")] == [96, 100]
+    values, page = both(path)[1], pages(path)[1]
+    assert [rare.bounds in one for one in values["odds"]] == [False, True, False]
+    assert rare.bounds in page
+    assert f"right guesses by the promise: {rare.bounds}" in annex.facts(load_run(path))["rows"][1]
+    plain = make_run(tmp_path / "plain", of_levels([1, 2, 2.5], [600, 300, 5]))
+    [_, row] = make_content(load_run(plain), release=True).groups
+    assert row.bounds == "at most those of ε\u00a0=\u00a05: no limit (100 of 100)"
+    assert risk_profile.right_of_promise(5.0, 1e-5) == 100
 
 
 @settings(max_examples=200)
@@ -1170,6 +1194,13 @@ def test_texts_about_a_run_are_in_both_versions_and_whole_in_the_json(tmp_path, 
         assert "the JSON holds the whole" in page
 
 
+def test_taking_part_is_called_bounded_and_not_hidden(tmp_path, two):
+    for values in both(make_run(tmp_path / "run", two)):
+        first = values["not_covered"][0]
+        assert "not hidden that a record is on the list" in first
+        assert "Whether their data were used is not hidden either, but bounded" in first
+
+
 def test_who_decided_and_approved_is_in_both_versions(tmp_path, two):
     about = {"tiers_decided_by": "The council", "tiers_decided_on": "2030-01-12", "approvers": ["Board", 7, "A. Meyer"]}
     path = make_run(tmp_path / "run", two, metadata={"about": about})
@@ -1184,13 +1215,28 @@ def test_who_decided_and_approved_is_in_both_versions(tmp_path, two):
             assert words in page
 
 
+def test_a_model_card_has_what_is_stated_about_the_run_and_leaves_the_rest_to_its_authors(tmp_path, two):
+    cards = []
+    for name, about in (("bare", None), ("told", {"purpose": "To plan *calls*.", "recipients": "Nobody else."})):
+        content = make_content(load_run(make_run(tmp_path / name, two, metadata={"about": about})), release=True)
+        cards.append(releasing.card(content, A_MODEL, "record", False))
+    left = "For the authors to add: people and groups it was not tested on"
+    assert f"{left}, intended use, who is responsible, whom to ask, who gets it." in cards[0]
+    assert f"{left}, who is responsible, whom to ask." in cards[1]
+    assert "- intended use: To plan \\*calls\\*." in cards[1]
+    assert "- who gets it: Nobody else." in cards[1]
+    for row, one in zip(content.groups, ("0.5", "2"), strict=True):
+        assert re.search(rf"\| {one} \|.* \| at most {row.right_guesses} \|", cards[1])
+
+
 def test_an_approver_whose_name_is_in_a_signature_is_not_called_unsigned(tmp_path, two):
     path = make_run(tmp_path / "run", two, metadata={"about": {"approvers": ["Board", "A. Meyer"]}})
     signatures.new_key(tmp_path / "key.pem")
     signatures.sign(path, tmp_path / "key.pem", "A. Meyer", "officer")
     for values in both(path):
         unsigned, signed = values["about"]["approvers"]
-        assert (unsigned, signed) == ("Board (named in the config, not signed)", "A. Meyer (a signature has this name)")
+        assert unsigned == "Board (named in the config, not signed)"
+        assert signed == "A. Meyer (a signature of the run has this name; it proves the key, and not the name)"
 
 
 @pytest.mark.parametrize(
@@ -1464,6 +1510,19 @@ def test_odds_of_the_run_are_told_from_those_of_the_promise(tmp_path, two):
     assert "right at most, by the promise, whatever they know" in page
     assert f"at most {risk_profile.right_of_promise(2.0, 1e-5)} of 100 right" in page
     assert "in this run" not in page
+
+
+def test_labels_of_bars_are_whole_and_wrap_beside_their_numbers(tmp_path):
+    tiers = {"a tier with a long name, in full": 0.5, "b": 2.0}
+    path = make_run(tmp_path / "run", of_levels([0.5, 2.0], [600, 300]), metadata={"tiers": tiers, "provenance": []})
+    for release in (False, True):
+        page = pages_of.page(make_content(load_run(path), release))
+        labels = re.findall(r'<p class="label" aria-hidden="true"><span>(.*?)</span>', page)
+        assert (
+            labels == [f"ε = {one} · {name}" for one, name in ((0.5, "a tier with a long name, in full"), (2, "b"))] * 2
+        )
+        assert "flex-wrap: wrap" in page.partition(".label {")[2].partition("}")[0]
+        assert not re.search(r'<svg class="bar"(?:(?!</svg>).)*<text', page, re.S)
 
 
 def test_bars_of_promise_and_spend_say_that_they_show_epsilon(tmp_path, two):

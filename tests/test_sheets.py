@@ -98,6 +98,22 @@ def test_legal_basis_recipients_and_retention_are_on_a_sheet_where_they_are_stat
             assert (told.split("{")[0] in words) == (key != left_out)
 
 
+@pytest.mark.parametrize(("data", "told"), [("public", "test_public"), ("private", "test_private"), (None, None)])
+def test_a_sheet_says_that_no_limit_applied_to_the_result_of_the_test(tmp_path, data, told):
+    """And whether it may be published; nothing if there were no test data. No sheet says that every limit was kept."""
+    score = {"step": 20, "loss": 0.5, "accuracy": 0.75}
+    measured = {"eval_data": {"records": 80, "data": data}, "metrics": score} if data else {}
+    path = run(tmp_path / "run", of(200, 300, 100), **measured)
+    for name, words in pages(path).items():
+        for key in ("test_public", "test_private"):
+            said = " ".join(texts(name.split(".")[1])["done"][key].split())
+            assert (said in words) == (key == told), name
+    english = pages(path)["1-strict.en.html"]
+    assert "Your limit was kept" not in english
+    assert "The training kept your limit." in english
+    assert ("only used to test the model, your limit did not apply" in english) == bool(data)
+
+
 def test_the_odds_of_a_sheet_are_called_the_promise_and_are_those_that_the_report_calls_so(tmp_path, made):
     assert "at most 63 of 100 guesses are right. This number is our promise to you" in made["1-strict.en.html"]
     assert "höchstens 63 von 100 Mal richtig. Diese Zahl ist unser Versprechen" in made["1-strict.de.html"]
@@ -117,6 +133,8 @@ def test_a_choice_that_allows_everything_says_so_and_has_no_picture(tmp_path):
     path = run(tmp_path / "run", of(200, 300, 100))
     for file in sheets.save_sheets(path, tmp_path / "sheets"):
         assert ("<figure" in file.read_text()) == ("open" not in file.name)
+        wide = "only a very wide limit" if ".en." in file.name else "nur eine sehr weite Grenze"
+        assert (wide in text(file.read_text())) == ("open" in file.name)
     assert "no limit that you could see" in text((tmp_path / "sheets/3-open.en.html").read_text())
 
 
@@ -310,7 +328,8 @@ def chromium(*arguments: str) -> str:
 
 @needs_chromium
 def test_a_sheet_is_one_page_on_paper_and_no_wider_than_a_small_screen(tmp_path):
-    path = run(tmp_path / "run", of(200, 300, 100), metadata={"about": ABOUT | MORE})
+    measured_on = {"eval_data": {"records": 80, "data": "private"}, "metrics": {"step": 20, "accuracy": 0.75}}
+    path = run(tmp_path / "run", of(200, 300, 100), metadata={"about": ABOUT | MORE}, **measured_on)
     for file in sheets.save_sheets(path, tmp_path / "sheets"):
         if "middle" in file.name:
             chromium("--no-pdf-header-footer", f"--print-to-pdf={tmp_path}/sheet.pdf", f"file://{file}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.errors import InputError, PromiseError, RunError
+from epsilons.errors import EpsilonsWarning, InputError, PromiseError, RunError
 from epsilons.ledger import signatures
 from epsilons.ledger.run_folder import RunFolder
 from program import CONFIG, change, epsilons, people
@@ -102,6 +104,30 @@ def test_a_changed_byte_of_the_evidence_of_a_run_is_found(copy):
     for name in seen:
         for _ in flipped(RUN / name, step=17):
             assert wrong(RUN) == [f"{name} was changed since"]
+
+
+def test_an_audit_or_attack_of_a_signed_run_warns_before_it_begins(copy, monkeypatch):
+    from epsilons.auditing import audit
+    from epsilons.cli import attack_config
+
+    def stop(*_: Any) -> None:
+        raise RunError("begun")
+
+    monkeypatch.setattr(attack_config, "prepare", stop)
+
+    def begin() -> None:
+        with pytest.raises(InputError, match="alpha"):
+            audit(RUN, alpha=0.7)
+        with pytest.raises(RunError, match="begun"):
+            attack_config.attack(RUN, Path("attacks/first"), Mock(trust=()))
+
+    with pytest.warns(EpsilonsWarning) as found:
+        begin()
+    written = [re.findall(r"is signed, and (\S+) will be new", str(one.message)) for one in found]
+    assert written == [["audit.json"], ["membership.json"]]
+    for file in RUN.glob("run.*.sig"):
+        file.unlink()
+    begin()  # warnings are errors in tests
 
 
 def test_files_that_come_or_go_are_found_and_those_made_anew_are_not(copy):

@@ -19,6 +19,7 @@ from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
 from ..ledger.run_folder import RunFolder
 from ..ledger.run_json import Attacked
+from ..ledger.signatures import warn_of_change
 from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
@@ -59,6 +60,8 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "trains on their records outside of every guarantee, so the registry cannot charge it, and it is refused. "
             "To test the promise of the run: epsilons audit, which trains on synthetic records alone."
         )
+    if found.run is not None:
+        warn_of_change(found.run.path, "membership.json")
     check_trusted([found.config.model.name, found.config.privacy.strategy], found.folder, flags.trust)
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
@@ -107,6 +110,7 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
         population=prepared.test,
         attacks=flags.names,
         dealt_at_random=config.budgets.shares is not None,
+        tiers=config.budgets.levels,
         folder=folder,
         performance=Performance(**config.performance.model_dump()),
         progress=not flags.quiet,

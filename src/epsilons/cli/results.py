@@ -128,7 +128,9 @@ def release_command(
     folder = reporting.release(run, output, undeclared)
     reasons = read_model_file(folder).not_covered
     words = (
-        f"NOT COVERED by the guarantee, for tests only: {'; '.join(reasons)}" if reasons else "may be given away, whole"
+        f"NOT COVERED by the guarantee, for tests only: {'; '.join(reasons)}"
+        if reasons
+        else "may be given away, whole, as far as the budgets go; who gets it, those who are responsible decide"
     )
     said = f"{printable(folder)}  {printable(words)}. Its README.md is the model card."
     following = f"Next: epsilons predict {printable(folder)} NEW.csv -o scored.csv"

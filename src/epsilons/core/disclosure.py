@@ -74,6 +74,7 @@ class DisplayRow:
     delta     the delta of all groups of the row; None where they differ or are suppressed
     records   number of records; None where fewer than 20
     groups    the groups in the row
+    tiers     (name, epsilon) of the tiers that a merged row for release names; else ()
     """
 
     label: str
@@ -84,6 +85,7 @@ class DisplayRow:
     delta: float | None
     records: int | None
     groups: slice = field(repr=False)
+    tiers: tuple[tuple[str, float], ...] = field(default=(), repr=False)
 
     @property
     def merged(self) -> bool:
@@ -125,10 +127,14 @@ def _rows(
             shown[0] = _released(groups, joined, tiers, shown[1] if len(shown) > 1 else None)
         else:
             shown.insert(0, row)
-    return tuple(replace(row, tier=_tiers_within(groups, row, tiers)) if row.merged else row for row in shown)
+    return tuple(_named(row, _tiers_within(groups, row, tiers)) if row.merged else row for row in shown)
 
 
-def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | None) -> str | None:
+def _named(row: DisplayRow, tiers: tuple[tuple[str, float], ...]) -> DisplayRow:
+    return replace(row, tier=", ".join(name for name, _ in tiers) or None, tiers=tiers)
+
+
+def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     """All declared tiers that a row may hold, by its bounds and by the levels of 20 or more records in other rows.
 
     Whether anybody holds one of them is not told.
@@ -138,7 +144,13 @@ def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | 
     below = min((epsilon for epsilon, group in known if group >= row.groups.stop), default=math.inf)
     low, high = row.at_least or 0.0, row.at_most or math.inf
     held = sorted({epsilon for epsilon in (tiers or {}).values() if above < epsilon < below and low <= epsilon <= high})
-    return ", ".join(str(tier_of(tiers, epsilon)) for epsilon in held) or None
+    return tuple((str(tier_of(tiers, epsilon)), epsilon) for epsilon in held)
+
+
+def shown_delta(groups: Groups) -> float | None:
+    """The delta of all budgets that 20 or more records hold; None if they differ, or if there is no such budget."""
+    found = {float(delta) for delta in groups.deltas[groups.counts >= SMALLEST_SHOWN]}
+    return found.pop() if len(found) == 1 else None
 
 
 def risk_of(groups: Groups, group: int) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ..core import files
-from ..errors import InputError, PromiseError, RunError, parsed_json
+from ..errors import EpsilonsWarning, InputError, PromiseError, RunError, parsed_json
 from ..planning import Plan
 from . import model_file
 from .account import read_account
@@ -126,6 +127,17 @@ def before(path: Path) -> tuple[Signature, ...]:
     """The same for the folder of a run; empty for anything else."""
     run = RunFolder(path)
     return of_run(run, Plan.load(run.plan)) if run.settings.is_file() else ()
+
+
+def warn_of_change(run: Path, file: str) -> None:
+    """Warn that a signature of a run will not fit any more, because this file will be written into it."""
+    if any(run.glob(f"run.*{SUFFIX}")):
+        warnings.warn(
+            f"{run} is signed, and {file} will be new in it: its signatures will not fit any more, and reports of it "
+            "are refused. Stop here, and work on a copy of the folder; or have the run signed again afterwards.",
+            EpsilonsWarning,
+            stacklevel=3,
+        )
 
 
 def check_signed(given: Sequence[Signature], wanted: Sequence[str], what: object) -> None:

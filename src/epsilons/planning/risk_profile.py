@@ -125,6 +125,24 @@ def right_of_tier(epsilon: float, delta: float, declared: Mapping[float, Sequenc
     return min(right_of_promise(epsilon, delta), right_of_advantage(min(advantage, 1.0)))
 
 
+def of_merged(row: DisplayRow, delta: float | None, declared: Mapping[float, Sequence[float]]) -> str:
+    """The odds of a merged row in words: by the promise of each tier that it names, else of its largest epsilon.
+
+    delta     of these promises; None if there is none that may be shown. Then "" is returned
+    declared  {epsilon: limits}, as in `Groups`
+    """
+    if delta is None or (not row.tiers and row.at_most is None):
+        return ""
+    if not row.tiers:
+        right = right_of_promise(row.at_most or 0.0, delta)
+        return f"at most those of ε\u00a0=\u00a0{number(row.at_most or 0.0)}: {_limit(right)}"
+    return "; ".join(f"{name}: {_limit(right_of_tier(epsilon, delta, declared))}" for name, epsilon in row.tiers)
+
+
+def _limit(right: int) -> str:
+    return "no limit (100 of 100)" if right == 100 else f"at most {right} of 100"
+
+
 def right_over_lifetime(epsilon: float, delta: float) -> int:
     """At most so many of 100 guesses are right, from everything that a registry is ever charged for one person.
 

@@ -99,6 +99,9 @@ def facts(record: RunRecord) -> dict[str, Any]:
         "records": records if records >= SMALLEST_SHOWN else None,
         "epsilon": _most([group.at_most for group in rows]),
         "delta": _most([group.delta for group in rows]),
+        "spends": content.suppressed.get("epsilon_spent", "").replace(
+            "Suppressed in this version.", "The exact spends are not shown."
+        ),
         "simulated": "The budgets are SIMULATED: they were assigned at random, not chosen." * content.simulated,
         "held_out": list(content.tested[:1]),
         "served_worst": content.accuracy and content.accuracy.served_worst,
@@ -153,6 +156,7 @@ def _row(group: Group, content: Content) -> str:
     odds = (
         None if group.right_guesses is None else f"{group.odds_of} at most {group.right_guesses} of 100 guesses right"
     )
+    odds = f"right guesses {group.odds_of}: {group.bounds}" if group.bounds else odds
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""
     is_merged = group.merged and group.odds_of == "by the promise"

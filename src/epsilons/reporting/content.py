@@ -17,6 +17,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
+from ..budgets.risk import as_contract
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_json import About, RunSettings
@@ -78,6 +79,7 @@ class Group:
     right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
     limits         declared and certified limits of a tier by risk; () for other budgets, and for merged rows
     lifetime       of a run that is charged to a registry, whose rows are lifetime budgets without a spend; else None
+    bounds         of a merged row without right_guesses: what its promises allow, in words; else ""
     """
 
     label: str
@@ -93,6 +95,7 @@ class Group:
     right_guesses: int | None
     limits: tuple[display.Limit, ...]
     lifetime: lifetimes.Lifetime | None = None
+    bounds: str = field(default="", metadata=UNWRITTEN)
 
     @property
     def odds_of(self) -> str:
@@ -300,6 +303,7 @@ def _of_tier(row: disclosure.DisplayRow, lifetime: lifetimes.Lifetime) -> Group:
 
 def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
+    delta, declared = disclosure.shown_delta(record.plan.groups), stated_limits(record)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
     for row, right in zip(shown, risk_profile.of_rows(record.plan, shown, is_suppressed), strict=True):
@@ -310,13 +314,22 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
             charged=None if is_suppressed else float(charged[row.groups].max()),
             right_guesses=right,
             limits=() if row.merged else display.limits_of(record.plan, row.groups.start, is_suppressed),
+            bounds=risk_profile.of_merged(row, delta, declared) if right is None else "",
         )
         groups.append(group)
     return tuple(groups)
 
 
+def stated_limits(record: RunRecord) -> Mapping[float, Sequence[float]]:
+    """{epsilon: limits} of the tiers by risk of the config, held or not, as in `Groups`."""
+    budgets = (record.settings.metadata.config or {}).get("budgets") or {}
+    risks = budgets.get("risks")
+    return as_contract(risks, budgets["tail"], budgets["delta"])[0].limits if risks else {}
+
+
 def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> tuple[str, ...]:
-    """One sentence per row, of many rows one, about the largest number; and of what these odds are."""
+    """One sentence per row, of many rows one, about the largest number; of merged rows; and of what these odds are."""
+    merged = [group for group in groups if group.bounds]
     known = [group for group in groups if group.right_guesses is not None]
     if len(groups) > sentences.MOST_LISTED:
         known = sorted(known, key=lambda group: group.right_guesses or 0)[-1:]
@@ -331,7 +344,8 @@ def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> t
         )
         for group in known
     ]
-    of = dict.fromkeys(sentences.ODDS_OF[group.odds_of] for group in known)
+    texts += [sentences.odds_of(one.label, one.tier, sentences.of_merged(one.bounds)) for one in merged]
+    of = dict.fromkeys(sentences.ODDS_OF[group.odds_of] for group in (*known, *merged))
     return (*texts, *of, *([sentences.ODDS_SEEDED] if is_seeded else []))
 
 

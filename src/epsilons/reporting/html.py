@@ -25,7 +25,7 @@ from .content import Content
 from .membership import Estimate, GroupAttack, MembershipResult, Power
 from .plan_page import About, PlanPage, SideBySide, make_page
 from .plan_words import Curve
-from .statements import stated
+from .statements import approved, stated
 
 # -- Tables for narrow screens: every cell knows the header of its column, and the style sheet stacks them
 #
@@ -252,6 +252,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "spent": _spent,
     "used": _used,
     "of_unit": of_unit,
+    "approved": approved,
     "stated": stated,
 }
 

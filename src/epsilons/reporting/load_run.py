@@ -59,9 +59,12 @@ class RunRecord:
     signed: tuple[signatures.Signature, ...] = ()
 
     @property
-    def signers(self) -> set[str]:
-        """Names in the signatures: what the holders of the keys wrote."""
-        return {one.values["name"] for one in self.signed}
+    def signers(self) -> dict[str, str]:
+        """Names in the signatures, as the holders of the keys wrote them -> what they signed: "plan", "run" or both."""
+        found: dict[str, set[str]] = {}
+        for one in self.signed:
+            found.setdefault(one.values["name"], set()).add(one.values["of"])
+        return {name: " and the ".join(sorted(of)) for name, of in found.items()}
 
 
 def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +18,11 @@ import numpy as np
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 
 from .._version import __version__
-from ..core.disclosure import PLAN_SUPPRESSED, of_unit
+from ..core.disclosure import PLAN_SUPPRESSED, of_unit, tier_of
 from ..core.files import UNWRITTEN, as_json, write_json
 from ..core.mechanism import FloatArray, IntArray, Unit
 from ..errors import InputError, RunError, json_text, parsed_json, printable
+from ..planning import display
 from ..planning.display import Table, aligned, round_up
 
 #: JSON has null for numbers that are not finite.
@@ -203,6 +204,14 @@ DECLARED = (
 NOT_DECLARED = (
     "The measured ROC of {attacks} is above what the tier declared at some rate: by chance, unless it is named below."
 )
+OF_P = (
+    "Intervals are of the difference of AUCs. p is of another statistic, the mean score of each record as a member "
+    "minus that as a non-member: one may show a difference where the other does not."
+)
+OTHER_GAME = (
+    "To tell which of two people is the member is another game than the odds in a report and on sheets: there, one "
+    "person is given, and the guess is whether their data were used."
+)
 BELOW = "No attack's ROC is above the certified curve, beyond chance. That is expected, and it proves nothing."
 CHOSEN = (
     "The groups were not dealt at random, so people who chose different budgets may differ in other ways, too. The "
@@ -338,6 +347,12 @@ class MembershipResult:
         """The outcomes above the certified curve, beyond chance. They show that something is wrong."""
         return tuple(one for one in self.attacks if one.exceeds_certified)
 
+    def named(self, tiers: Mapping[str, float] | None) -> MembershipResult:
+        """The same, with the names of tiers, {name: epsilon}, in the labels of rows that are not merged."""
+        labels = [display.named(row.label, tier_of(tiers, row.epsilon)) for row in self.groups]
+        rows = tuple(replace(row, label=label) for row, label in zip(self.groups, labels, strict=True))
+        return replace(self, groups=rows)
+
     # -- as text -----------------------------------------------------------------------------------
 
     def table(self) -> Table:
@@ -411,12 +426,14 @@ class MembershipResult:
         lines = [
             *(recognised(row, one, self.suppressed) for row, one in zip(self.groups, strongest, strict=True)),
             *(difference(one, self.groups) + self._placebo_sentence(one) for one in widest if one),
+            OF_P * bool(self.differences),
             *(against_placebo(name, rows, self.groups) for name, rows in self.minus_placebo.items()),
             *(self._of_choice() if self.differences and not self.dealt_at_random else []),
             self._of_declared(),
             EXCEEDS.format(attacks=", ".join(above)) if above else BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             OF_RUN,
+            OTHER_GAME,
             ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
             OF_UNIT[self.unit],
             LIMITS,

@@ -17,7 +17,7 @@ import numpy as np
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..budgets.budgets import Budgets
-from ..core.disclosure import DisplayRow, display_rows, has_small_cells
+from ..core.disclosure import DisplayRow, display_rows, has_small_cells, shown_delta
 from ..core.mechanism import FloatArray
 from ..errors import PlanError
 from ..ledger import run_json
@@ -55,6 +55,7 @@ class Tier:
     right    of 100 guesses under the plan, by the promise where that is not shown; None where the row shows no bound
     promise  the same by the promise alone
     limits   of a tier by risk
+    bounds   of merged tiers that the row names: what each promise allows, in words, in the place of right and promise
     """
 
     label: str
@@ -66,6 +67,12 @@ class Tier:
     promise: int | None
     sentence: str | None
     limits: tuple[display.Limit, ...]
+    bounds: str = ""
+
+    @property
+    def promised(self) -> str:
+        """Right guesses by the promise, in a table; "" where there are none."""
+        return self.bounds or ("" if self.promise is None else str(self.promise))
 
     @property
     def key(self) -> str:
@@ -236,7 +243,7 @@ def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
         words.COUNT: ["<20" if tier.count is None else f"{tier.count:,}" for tier in page.tiers],
         "ε spent": [tier.spent for tier in page.tiers],
         words.BY_PLAN: rights,
-        words.BY_PROMISE: [tier.promise for tier in page.tiers],
+        words.BY_PROMISE: [tier.promised for tier in page.tiers],
     }
     if not any(tier.name for tier in page.tiers):
         del columns[words.PROMISED]
@@ -249,7 +256,7 @@ def of_tiers(page: PlanPage) -> dict[str, dict[str, str]]:
 
 
 def _cell(value: object) -> str:
-    return "–" if value is None else str(value)
+    return "–" if value in (None, "") else str(value)
 
 
 def _advice(plan: Plan) -> Advice:
@@ -296,6 +303,9 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             if right is None
             else risk_profile.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
             limits=() if row.merged else display.limits_of(plan, row.groups.start, is_suppressed),
+            bounds=risk_profile.of_merged(row, shown_delta(plan.groups), {})
+            if row.tiers and plan.groups.starts is None
+            else "",
         )
         for row, right, promise in zip(rows, rights, promises, strict=True)
     )
@@ -312,11 +322,11 @@ def _rights(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tupl
 
 
 def _promises(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[int | None, ...]:
-    """By each row's own promise; of merged rows by the epsilon that they show, where everyone has one delta."""
-    deltas = np.unique(plan.delta).tolist()
+    """By each row's own promise; of merged rows without tiers by the epsilon and the delta that they show."""
+    delta = shown_delta(plan.groups)
     return tuple(
-        risk_profile.right_of_promise(row.at_most, deltas[0])
-        if promise is None and row.at_most is not None and len(deltas) == 1
+        risk_profile.right_of_promise(row.at_most, delta)
+        if promise is None and row.at_most is not None and delta is not None and not row.tiers
         else promise
         for row, promise in zip(rows, risk_profile.of_rows(plan, rows, True), strict=True)
     )

@@ -89,7 +89,7 @@ def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ..
     if plan.adjacency == SHARES:
         points.append("The declared shares and their number: they were declared as not derived from these data.")
     else:
-        points.append(f"That a {one} took part: the number of {many} and the list of budgets count as public.")
+        points.append(f"That a {one} is on the list: the number of {many} and the list of budgets count as public.")
     if one == "record":
         points.append("Several rows of one person: each row is protected separately, and their ε add up.")
     if read_off:

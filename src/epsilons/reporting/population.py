@@ -110,7 +110,10 @@ _IN_REGISTRY = (
     "The registry {id} counts the runs on these people and adds them up, however they overlap: epsilons registry show "
     "lists them. Runs that were not charged there are not found here, and spend in addition."
 )
-_OF_LEVELS = "Not shown: the groups of this run are levels of lifetime budgets, and not tiers."
+_OF_LEVELS = (
+    "Neither accuracy per budget nor per class and budget is shown: the groups of this run are levels of lifetime "
+    "budgets, and people of one tier are in several of them."
+)
 _ADD_UP = (
     "The epsilons of several runs on the same people add up, unless the runs share one plan. Runs that overlap in some "
     "people only, and runs of other users, machines or programs, are not found here."
@@ -146,7 +149,8 @@ def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> 
         "them are concerned, too: their rows were kept back for the test. They were read without noise, and counted in "
         "the scores. "
         + (
-            "They were held out by person: no person has rows in both."
+            "They were held out by person: no person has rows in both. So more persons may match a list of consent "
+            "than were trained on."
             if by_person
             else "Whether a person is both in the training data and in the test data was not checked."
         )
@@ -389,7 +393,7 @@ def _by_group(
 ) -> tuple[tuple[Accuracy, ...], tuple[tuple[Accuracy, ...], ...], dict[str, str]]:
     """Groups, cells, and why they are not shown: those of a run that is charged to a registry are no rows."""
     if charged or not last.per_group:
-        return (), (), {"accuracy_per_group": _OF_LEVELS} if last.per_group else {}
+        return (), (), {"accuracy_per_group": _OF_LEVELS} if charged else {}
     return _groups(last.per_group, rows), tuple(_groups(of_class, rows) for of_class in last.per_class_group or ()), {}
 
 

@@ -108,6 +108,11 @@ def odds_of(label: str, tier: str | None, sentence: str) -> str:
     return f"{name}{f' (“{tier}”)' if tier else ''}: {sentence[:1].lower()}{sentence[1:]}"
 
 
+def of_merged(bounds: str) -> str:
+    """The odds about a member of a merged row. bounds: by the promises, as `risk_profile.of_merged`"""
+    return f"how many of 100 guesses about one member are right, by the promise of each tier or budget: {bounds}."
+
+
 def of_lifetime(lifetime: Lifetime | None) -> str:
     """What odds over a lifetime count, to be put after them."""
     if lifetime is None:
@@ -194,7 +199,8 @@ def not_covered(
         "were declared as not derived from these data."
         if plan.adjacency == SHARES
         else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as "
-        "public. This guarantee does not hide that a record took part."
+        "public. So it is not hidden that a record is on the list. Whether their data were used is not hidden either, "
+        "but bounded: the odds say how often a guess about it is right at most."
     )
     if is_suppressed:
         public += (

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant
-from ..budgets.risk import as_contract
 from ..core.files import write_text
 from ..errors import RunError
 from ..ledger.run_folder import now
 from ..planning import risk_profile
 from ..planning.plan_numbers import SHARES
-from .content import Content, make_content
+from .content import Content, make_content, stated_limits
 from .html import check_marked, sheet_page
 from .load_run import RunRecord, load_run
 
@@ -75,10 +74,7 @@ def _reasons(
 
 def _right(record: RunRecord, epsilon: float) -> int:
     """Of 100 guesses, by what the tier declares. A tier that nobody holds has its limits from the config."""
-    budgets = (record.settings.metadata.config or {}).get("budgets") or {}
-    declared: Mapping[float, Sequence[float]] = record.plan.groups.declared
-    if risks := budgets.get("risks"):
-        declared = as_contract(risks, budgets["tail"], budgets["delta"])[0].limits
+    declared = stated_limits(record) or record.plan.groups.declared
     return risk_profile.right_of_tier(epsilon, float(record.plan.delta.max()), declared)
 
 
@@ -96,6 +92,7 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
         "once" if content.registry is None else "lifetime",
         "open" if values["right"] == 100 else "limit",
         "hidden" if content.made_with["neighbours"] == SHARES else "listed",
+        *_of_test(content),
         "day" if days["started"] == days["ended"] else "days",
     }
     shown = {name: [text for key, text in texts[name].items() if key in holds] for name in SECTIONS}
@@ -103,6 +100,13 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     sections = {name: text.split("\n\n") for name, text in filled.items()}
     heads = {name: texts[name].format_map(named) for name in ("title", "audience", "made")}
     return sheet_page(MARK, file.stem, values["right"], {**texts, **heads}, sections)
+
+
+def _of_test(content: Content) -> list[str]:
+    """Whether the result of the test is in the report for release; nothing without test data."""
+    if len(content.tested) == 1:
+        return []
+    return ["test_private" if content.accuracy is None else "test_public"]
 
 
 def _day(day: str | None, texts: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -61,10 +61,17 @@ def about_of(values: Any) -> About | None:
     return About.model_construct(**texts) if any(texts.values()) else None
 
 
-def approved(about: About | None, signers: Collection[str]) -> About | None:
-    """The same, with what is known of each approver: a name in the config is no proof. signers: names in signatures"""
-    known = {True: "a signature has this name", False: "named in the config, not signed"}
-    named = [f"{one} ({known[one in signers]})" for one in (about.approvers if about else ())]
+def approved(about: About | None, signers: Mapping[str, str] | None) -> About | None:
+    """The same, with what is known of each approver: a name in the config is no proof.
+
+    signers  name in a signature -> what was signed; None where no signature was read
+    """
+    unsigned = "named in the config" + (", not signed" if signers is not None else "; signatures are not read here")
+    signed = {
+        name: f"a signature of the {of} has this name; it proves the key, and not the name"
+        for name, of in (signers or {}).items()
+    }
+    named = [f"{one} ({signed.get(one, unsigned)})" for one in (about.approvers if about else ())]
     return about and about.model_copy(update={"approvers": named})
 
 
@@ -317,4 +324,11 @@ def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
         if record.settings.registry_id is None
         else "the lifetime budgets in the registry as the claim"
     )
-    return f"The model may be published, with {claim}. epsilons release writes a folder that holds nothing else."
+    writes = "epsilons release writes a folder that holds nothing else."
+    about = about_of(record.settings.about) or about_of(record.settings.metadata.about)
+    if about is None or not about.recipients:
+        return f"The model may be published, with {claim}. {writes}"
+    return (
+        f"As far as these budgets go, the model may be published, with {claim}. Whether it is published depends "
+        f"on the recipients named above. {writes}"
+    )

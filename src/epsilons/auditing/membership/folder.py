@@ -233,6 +233,7 @@ class AttackSettings:
                      does not come from privacy. This doubles the cost
     dealt_at_random  True if budgets were assigned at random, not chosen by people. Only then do the tests show that
                      privacy causes the differences between groups
+    tiers            {name: epsilon}; the rows of the result then have these names, too
     seed             of coins, draws and noise. The result is repeatable
     method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
     keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
@@ -249,6 +250,7 @@ class AttackSettings:
     attacks: Sequence[str] | Mapping[str, Attack] | None = None
     placebo: bool = False
     dealt_at_random: bool = False
+    tiers: Mapping[str, float] | None = None
     seed: int = 0
     method: str = "auto"
     keep_scores: bool = False
@@ -293,7 +295,7 @@ class Task:
     def run(self, folder: AttackFolder | None = None) -> MembershipResult:
         """Train the shadows that the folder does not hold, and attack all."""
         placebo = self._arm("placebo", self._placebo(), folder, None) if self.asked.placebo else None
-        return self._arm("shadows", self.setting, folder, placebo)
+        return self._arm("shadows", self.setting, folder, placebo).named(self.asked.tiers)
 
     def _arm(
         self, name: str, setting: ShadowSetting, folder: AttackFolder | None, placebo: MembershipResult | None
