@@ -582,6 +582,30 @@ def test_only_a_run_that_never_began_is_cancelled(interrupted):
         begin(opened, "lost")
 
 
+def test_no_advice_to_sign_a_plan_leads_into_a_refusal(people):
+    wishes = ("--set", 'budgets.file="wishes.csv"', "--set", "budgets.delta=1e-3")
+    epsilons("plan", "people.toml", *wishes, "-q", "-o", "plan.json").succeeded()
+    epsilons("sign", "plan.json", "--new-key", "officer.pem", "--name", "A. Meyer", "--role", "officer").succeeded()
+    for dry in (["--dry-run"], []):
+        told = train("--share", "0.5", "-q", *dry)
+        told.succeeded()
+        said = " ".join(told.err.split())
+        assert "plan.json is signed, and holds another plan" in said
+        assert "epsilons sign RUN" in said
+        assert "--plan" not in said
+    train("--share", "0.5", "--plan", "plan.json").is_refused(2, "leave it out", "epsilons sign RUN")
+    epsilons("sign", "runs/people-1", "--key", "officer.pem", "--name", "A. Meyer", "--role", "officer").succeeded()
+
+
+def test_a_plan_says_that_it_read_no_registry(people, monkeypatch):
+    wishes = ("--set", 'budgets.file="wishes.csv"', "--set", "budgets.delta=1e-3")
+    assert "Registry:" not in epsilons("plan", "people.toml", *wishes).out
+    monkeypatch.setenv("EPSILONS_REGISTRY", URL)
+    said = "EPSILONS_REGISTRY is set, but the config has no [registry]"
+    epsilons("plan", "people.toml", *wishes, "--html", "plan.html").succeeded(f"Registry: {said}")
+    assert said in Path("plan.html").read_text()
+
+
 def test_a_dry_run_charges_nothing(people):
     train("--share", "0.5", "--dry-run").succeeded()
     assert shown()["runs"] == []
