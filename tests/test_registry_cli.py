@@ -27,6 +27,8 @@ from epsilons.ledger.ledger import Ledger
 from epsilons.ledger.run_folder import RunFolder
 from epsilons.planning import Plan
 from epsilons.registry import Registry, Reservation, Roster, Table, evidence
+from epsilons.reporting.content import make_content
+from epsilons.reporting.load_run import load_run
 from program import files
 from registries import VISITS, begin, downgrade, outside, reserve, table
 from small_runs import lines
@@ -604,6 +606,22 @@ def test_a_plan_says_that_it_read_no_registry(people, monkeypatch):
     said = "EPSILONS_REGISTRY is set, but the config has no [registry]"
     epsilons("plan", "people.toml", *wishes, "--html", "plan.html").succeeded(f"Registry: {said}")
     assert said in Path("plan.html").read_text()
+
+
+def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people):
+    """22 of the 30 who are enrolled in each tier take part."""
+    rows = Path("visits.csv").read_text().splitlines()
+    Path("visits.csv").write_text("\n".join([rows[0], *(row for row in rows[1:] if row < "zz044")]) + "\n")
+    train("--share", "0.4").succeeded()
+    groups = make_content(load_run("runs/people-1"), release=False).groups
+    assert [row.records for row in groups] == [22, 22]
+    parts = [row.lifetime.used_by_run for row in groups]
+    assert all(least == most > 0.3 for least, most in parts)
+    assert [one["used"] for one in shown()["wishes"]] == pytest.approx([p * 22 / 30 for p, _ in parts], abs=0.006)
+    registry("show").succeeded("on average over all who are enrolled, also those in no run")
+    epsilons("report", "runs/people-1", "-q").succeeded()
+    page = " ".join("".join(file.read_text() for file in Path("runs/people-1").glob("report*.html")).split())
+    assert "epsilons registry show gives the average over all who are enrolled, also those in no run" in page
 
 
 def test_a_dry_run_charges_nothing(people):
