@@ -617,6 +617,8 @@ def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_en
     assert [row.records for row in groups] == [22, 22]
     parts = [row.lifetime.used_by_run for row in groups]
     assert all(least == most > 0.3 for least, most in parts)
+    levels = Plan.load("runs/people-1/plan.json").epsilons / [1, 4]
+    assert (levels > [part + 0.1 for part, _ in parts]).all()  # another scale, as the plan says
     assert [one["used"] for one in shown()["wishes"]] == pytest.approx([p * 22 / 30 for p, _ in parts], abs=0.006)
     registry("show").succeeded("on average over all who are enrolled, also those in no run")
     epsilons("report", "runs/people-1", "-q").succeeded()

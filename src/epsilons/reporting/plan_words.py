@@ -145,7 +145,7 @@ def _least_noise(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
-    """Under which plan a tier is guessed most often, and where its influence and its share of the signal are smallest."""
+    """Under which plan a tier is guessed most often, and where its influence and its share of a signal are smallest."""
     odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
     if found := next(filter(None, odds), None):
         how = f"most often under {found[0]}" if found[0] else "equally often under all"
