@@ -420,7 +420,7 @@ def test_what_cannot_be_compared_is_refused(saved):
     epsilons("compare", "careful.json", "careful.json").is_refused(2, "two or three")
     epsilons("compare", *["careful.json", "bold.json", "mixed.json", "other.json"]).is_refused(2, "two or three")
     epsilons("compare", "careful.json", "none.json").is_refused(2, "none.json")
-    with pytest.raises(PlanError, match="no epsilons in common"):
+    with pytest.raises(PlanError, match="in common: a is a plan of records, b is a plan of persons"):
         side_by_side({"a": THREE["careful"], "b": of({1.0: 1.0}, unit="person")})
 
 

@@ -244,6 +244,11 @@ def test_tiers_are_written_either_way(people):
             assert made.account(["zz901", "zz902"]).epsilon.tolist() == [1.0, 8.0]
 
 
+def test_a_list_that_is_withdrawn_is_counted(people):
+    Path("leaving.csv").write_text("id\n" + "".join(f"{one}\n" for one in [*IDS[:25], IDS[0]]))
+    registry("withdraw", "--file", "leaving.csv").succeeded("Withdrawn: all 25 people of leaving.csv.")
+
+
 def test_a_list_with_strangers_withdraws_the_others_and_says_so(people, monkeypatch):
     Path("leaving.csv").write_text("name,id\nx,zz001\ny,zz999\nz,zz002\n")
     registry("withdraw", "--file", "leaving.csv").is_refused(2, "--person")

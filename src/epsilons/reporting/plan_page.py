@@ -202,8 +202,13 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
 
     tiers  the tiers of a plan, {name: epsilon}; a plan without any takes those of the first plan that has some
     """
-    if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
-        raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
+    kinds = {
+        name: f"of {plan.unit}s" if plan.groups.starts is None else "on accounts of a registry"
+        for name, plan in plans.items()
+    }
+    if len({*kinds.values()}) > 1:
+        which = ", ".join(f"{name} is a plan {kind}" for name, kind in kinds.items())
+        raise PlanError(f"Plans of different kinds have no epsilons in common: {which}.")
     given = dict(tiers or {})
     known = dict.fromkeys(plans, next(iter(given.values()), {})) | given
     pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
