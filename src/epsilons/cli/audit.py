@@ -177,8 +177,8 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     from ..configs.config_file import read_config
-    from ..configs.config_training import VARIABLE
     from ..configs.prepare import budgets_to_train, joined
+    from ..configs.registry_train import VARIABLE
 
     found = read_config(config, settings_of(RecipeFlags(), settings))
     url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)

@@ -17,8 +17,7 @@ from rich.progress import Progress
 from typer.core import TyperCommand
 
 from ..budgets.ids import AS_WRITTEN, WAYS
-from ..configs.config_training import VARIABLE
-from ..configs.registry_train import NEXT, id_of, opened
+from ..configs.registry_train import NEXT, VARIABLE, id_of, opened
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError, json_text, printable
 from .options import AsJson, Quiet, console, option, parse_tiers, saying
 

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.config_training import VARIABLE
 from ..configs.plan_choice import counted_plan, differences_from_config, plan_of, signatures_of
 from ..configs.prepare import Prepared, prepare
-from ..configs.registry_train import NEXT, Members, members_of, stored_registry
+from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
 from ..data.arrays import Provenance, in_words
 from ..errors import InputError, ModelError, printable

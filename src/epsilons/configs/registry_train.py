@@ -25,7 +25,8 @@ from ..registry import Accounts, Registry, Reservation, evidence
 from ..registry.registry import Keeper, roster_digest
 from ..training.distributed import Ranks
 from .config import Config
-from .config_training import ROSTER, VARIABLE
+from .config_training import ROSTER
+from .config_training import VARIABLE as VARIABLE
 
 # -- Open a registry for a command: its URL, which may hold a password, is in no message
 

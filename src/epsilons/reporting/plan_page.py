@@ -202,13 +202,7 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
 
     tiers  the tiers of a plan, {name: epsilon}; a plan without any takes those of the first plan that has some
     """
-    kinds = {
-        name: f"of {plan.unit}s" if plan.groups.starts is None else "on accounts of a registry"
-        for name, plan in plans.items()
-    }
-    if len({*kinds.values()}) > 1:
-        which = ", ".join(f"{name} is a plan {kind}" for name, kind in kinds.items())
-        raise PlanError(f"Plans of different kinds have no epsilons in common: {which}.")
+    _check_kinds(plans)
     given = dict(tiers or {})
     known = dict.fromkeys(plans, next(iter(given.values()), {})) | given
     pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
@@ -223,6 +217,16 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
     if len({*steps}) > 1:
         verdict += f" Steps: {', '.join(map(' '.join, zip(plans, steps, strict=True)))}."
     return SideBySide(tuple(plans), pages, rows, tuple(tables), verdict)
+
+
+def _check_kinds(plans: Mapping[str, Plan]) -> None:
+    kinds = {
+        name: f"of {plan.unit}s" if plan.groups.starts is None else "on accounts of a registry"
+        for name, plan in plans.items()
+    }
+    if len({*kinds.values()}) > 1:
+        which = ", ".join(f"{name} is a plan {kind}" for name, kind in kinds.items())
+        raise PlanError(f"Plans of different kinds have no epsilons in common: {which}.")
 
 
 def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[str]) -> Comparison:
