@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
+import unicodedata
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import epsilons
 from epsilons import Budgets
-from epsilons.budgets.budgets import classes_of
+from epsilons.budgets.budgets import classes_of, tier_column
 from epsilons.core import columns
 from epsilons.core.columns import PART
 from epsilons.core.disclosure import merge_small
@@ -690,3 +691,50 @@ def test_pages_of_a_roster_take_few_bytes_a_person():
     for page, of_page in roster.pages():
         here = page * PAGE + np.flatnonzero(of_page != NO_PERSON)
         assert (of_page[of_page != NO_PERSON] == here % 3).all()
+
+
+# -- spellings of tiers ------------------------------------------------------------------------------------------------
+
+_TIERS = {"Streng": 0.5, "Großzügig": 2.0, "\u1e69ehr offen": 8.0}
+_BLANKS = st.text(" \t\u00a0", max_size=2)
+_WAYS = st.sampled_from([str, str.lower, str.upper, str.title, str.swapcase])
+_FORMS = st.sampled_from(["NFC", "NFD"])
+
+
+@st.composite
+def _spelling(draw, names):
+    """A name, and how somebody may write it."""
+    name = draw(st.sampled_from(sorted(names)))
+    written = unicodedata.normalize(draw(_FORMS), draw(_WAYS)(name))
+    return name, f"{draw(_BLANKS)}{written}{draw(_BLANKS)}"
+
+
+def _tiers_in(cells: list[str], tiers: dict[str, float]) -> list[float]:
+    table, path = pyarrow.table({"tier": cells}), Path("people.csv")
+    return tier_column(table, "tier", path, tiers).tolist()
+
+
+@given(st.lists(_spelling(_TIERS), min_size=1, max_size=8))
+def test_one_declared_tier_stands_for_all_its_spellings(cells):
+    assert _tiers_in([cell for _, cell in cells], _TIERS) == [_TIERS[name] for name, _ in cells]
+
+
+@given(st.sets(_spelling({"streng": 0.0, "offen": 0.0}).map(lambda pair: pair[1]), min_size=2, max_size=5), st.data())
+def test_no_cell_gets_the_epsilon_of_a_tier_that_it_may_not_mean(names, data):
+    tiers = {name: float(number) for number, name in enumerate(sorted(names), 1)}
+    assert _tiers_in(list(tiers), tiers) == list(tiers.values())  # as declared, each has its own
+    _, cell = data.draw(_spelling(tiers))
+    close = [name for name in tiers if name.strip().lower() == cell.strip().lower()]
+    try:
+        (found,) = _tiers_in([cell], tiers)
+    except BudgetError:
+        assert len({name.strip().lower() for name in tiers}) < len(tiers)  # what may be two is none
+    else:
+        assert cell in tiers or len(close) == 1 or [found] == [tiers[n] for n in close if n.strip() == cell.strip()]
+        assert found in [tiers[name] for name in close]
+
+
+@pytest.mark.parametrize("cell", ["", " ", "NA", "na", "none", "str eng", "stren\u200bg"])
+def test_what_is_no_spelling_of_a_tier_is_refused(cell):
+    with pytest.raises(BudgetError, match="not the name of a tier"):
+        _tiers_in([cell, "streng"], {"streng": 0.5, "n/a": 1.0})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -348,6 +350,20 @@ def test_nobody_of_a_ward_that_said_no_is_trained_on(drop):
     assert len(made.train.targets) == 600
     change('ids = "as written"', 'ids = "strip leading zeros"')  # each id of ward A is then one of ward B, who said no
     epsilons("train", "people.toml").is_refused(2, "All 1,200 rows of people.csv are left out")
+
+
+@pytest.mark.parametrize("declared", ["no", "No"])
+def test_a_no_in_any_spelling_leaves_out_and_one_that_may_be_a_tier_is_refused(declared):
+    wards("", 'ids = "as written"')
+    spelt = itertools.cycle(["no", " NO", "nO ", "No"])
+    said = re.sub(r"(?<=,)no$", lambda _: next(spelt), Path("wishes.csv").read_text(), flags=re.MULTILINE)
+    Path("wishes.csv").write_text(said.replace(",open", ", Open"))
+    change('left_out = ["no"]', f'left_out = ["{declared}"]')
+    made = prepare(read_config(Path("people.toml")), Path())
+    assert made.budgets.counts.tolist() == [300]
+    Path("wishes.csv").write_text(said)
+    change("tiers = { open = 8 }", "tiers = { open = 8, nO = 1 }")  # " NO" may be either, and one more of the four
+    epsilons("train", "people.toml").is_refused(2, "150 of 600 cells", "not the name of a tier")
 
 
 @pytest.mark.parametrize("drop", ["", 'drop = ["pid"]'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,19 @@ def test_a_column_that_is_called_like_a_row_of_an_error_does_no_harm():
     Path("people.csv").write_text(text)
     with pytest.raises(DataError, match="has no column 'income'"):
         prepared()
+
+
+def test_init_warns_of_tiers_that_differ_by_spelling_and_one_of_them_stands_for_all():
+    write(["Streng", "streng", "streng ", "offen"], few=60)
+    outcome = epsilons("init", "people.csv", "--budget", "epsilon", "--target", "label", "-o", "new.toml")
+    outcome.succeeded()
+    said = " ".join((outcome.err + outcome.out).split())
+    assert "'Streng', 'streng', 'streng ' of 'epsilon' differ only by case" in said
+    assert said.count("differ only by case") == 1
+    Path("import.csv").write_text("id,tier\n" + "".join(f"{i},{('Offen ', 'STRENG')[i % 2]}\n" for i in range(60)))
+    epsilons("registry", "create", "sqlite:///p.db").succeeded()
+    importing = ["registry", "import", "sqlite:///p.db", "import.csv", "--person", "id", "--column", "tier"]
+    epsilons(*importing, "--tiers", "streng:1").is_refused(2, "30 of 60 cells")
+    epsilons(*importing, "--tiers", "streng:1,offen:2").succeeded("60 of 60 people")
+    wishes = json.loads(epsilons("registry", "show", "sqlite:///p.db", "--json").out)["wishes"]
+    assert [(one["label"], one["people"]) for one in wishes] == [("1", 30), ("2", 30)]

@@ -338,7 +338,7 @@ def test_the_verdict_names_the_plan_with_least_noise_and_what_the_smallest_tier_
         {"careful": careful, "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
     ).verdict
     assert (careful.noise_multiplier > bold.noise_multiplier).tolist() == [True, False]
-    assert "Least noise in a step: bold for strict; careful for open." in verdict
+    assert "Least noise in a step, however many there are: bold for strict; careful for open." in verdict
     rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
     assert rights[0] < rights[1]
     shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"
@@ -350,11 +350,43 @@ def test_the_verdict_names_the_plan_with_least_noise_and_what_the_smallest_tier_
     parts = [
         f"{name} {100 * one[0] / one.sum():.0f}\u00a0%" for name, one in zip(("careful", "bold"), signals, strict=True)
     ]
-    assert f"a model learns least from it under careful (share of the signal: {', '.join(parts)})" in verdict
+    assert (
+        f"its share of the signal of its plan is smallest under careful (share of the signal: {', '.join(parts)})"
+        in verdict
+    )
+    assert verdict.endswith(" Steps: careful 40, bold 80.")
+    assert "Steps:" not in side_by_side({"a": careful, "b": careful}).verdict
     mirrored = side_by_side({"bold": careful, "careful": bold}).verdict
     assert "ε = 2 (600 records)" in mirrored  # the only tier that both have
     assert "bold for ε = 2" in mirrored
     assert "no tier in common" in side_by_side({"a": careful, "b": of({1.0: 0.5, 3.0: 0.5})}).verdict
+
+
+def test_a_smaller_share_is_not_said_to_be_a_smaller_influence():
+    """Where more steps raise the influence of the smallest tier, and other budgets lower its share of the signal."""
+    plans = {"short": of({0.5: 0.4, 1.0: 0.6}, steps=40), "long": of({0.6: 0.4, 8.0: 0.6}, steps=80)}
+    tiers = {"short": {"strict": 0.5, "open": 1.0}, "long": {"strict": 0.6, "open": 8.0}}
+    influence = [float(plan.influence[0]) for plan in plans.values()]
+    signals = [plan.counts * plan.sample_rate / plan.noise_multiplier for plan in plans.values()]
+    assert influence[0] < influence[1]
+    assert signals[0][0] / signals[0].sum() > signals[1][0] / signals[1].sum()
+    verdict = side_by_side(plans, tiers).verdict
+    assert "its influence over all steps is smallest under short (influence: short " in verdict
+    assert "its share of the signal of its plan is smallest under long (" in verdict
+
+
+@pytest.mark.parametrize("strategy", ["scale", "sample"])
+def test_a_verdict_for_another_strategy_says_that_it_is_another_plan(strategy):
+    made = make_page(of({1.0: 0.4, 8.0: 0.6}, strategy), About())
+    best = _best_of(made.verdict)
+    assert (f"This plan is made by {strategy}: {best} would be another plan." in made.verdict) == (best != strategy)
+
+
+def _best_of(verdict: str) -> str:
+    """The strategy that the verdict speaks of."""
+    found = re.search(r"Individual budgets .*?: (\w+) (?:has|is) ", verdict)
+    assert found is not None, verdict
+    return found[1]
 
 
 def test_plans_of_configs_and_their_runs_keep_the_names_of_tiers(tmp_path):
@@ -408,7 +440,7 @@ def test_what_cannot_be_compared_is_refused(saved):
     epsilons("compare", "careful.json", "careful.json").is_refused(2, "two or three")
     epsilons("compare", *["careful.json", "bold.json", "mixed.json", "other.json"]).is_refused(2, "two or three")
     epsilons("compare", "careful.json", "none.json").is_refused(2, "none.json")
-    with pytest.raises(PlanError, match="no epsilons in common"):
+    with pytest.raises(PlanError, match="in common: a is a plan of records, b is a plan of persons"):
         side_by_side({"a": THREE["careful"], "b": of({1.0: 1.0}, unit="person")})
 
 

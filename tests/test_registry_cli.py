@@ -27,6 +27,8 @@ from epsilons.ledger.ledger import Ledger
 from epsilons.ledger.run_folder import RunFolder
 from epsilons.planning import Plan
 from epsilons.registry import Registry, Reservation, Roster, Table, evidence
+from epsilons.reporting.content import make_content
+from epsilons.reporting.load_run import load_run
 from program import files
 from registries import VISITS, begin, downgrade, outside, reserve, table
 from small_runs import lines
@@ -240,6 +242,11 @@ def test_tiers_are_written_either_way(people):
         epsilons("registry", "import", url, "tiers.csv", *flags).succeeded()
         with Registry(url) as made:
             assert made.account(["zz901", "zz902"]).epsilon.tolist() == [1.0, 8.0]
+
+
+def test_a_list_that_is_withdrawn_is_counted(people):
+    Path("leaving.csv").write_text("id\n" + "".join(f"{one}\n" for one in [*IDS[:25], IDS[0]]))
+    registry("withdraw", "--file", "leaving.csv").succeeded("Withdrawn: all 25 people of leaving.csv.")
 
 
 def test_a_list_with_strangers_withdraws_the_others_and_says_so(people, monkeypatch):
@@ -580,6 +587,48 @@ def test_only_a_run_that_never_began_is_cancelled(interrupted):
     registry("settle", "--cancel", "lost").succeeded("never began")
     with Registry(URL) as opened, pytest.raises(Exception, match="cancelled"):
         begin(opened, "lost")
+
+
+def test_no_advice_to_sign_a_plan_leads_into_a_refusal(people):
+    wishes = ("--set", 'budgets.file="wishes.csv"', "--set", "budgets.delta=1e-3")
+    epsilons("plan", "people.toml", *wishes, "-q", "-o", "plan.json").succeeded()
+    epsilons("sign", "plan.json", "--new-key", "officer.pem", "--name", "A. Meyer", "--role", "officer").succeeded()
+    for dry in (["--dry-run"], []):
+        told = train("--share", "0.5", "-q", *dry)
+        told.succeeded()
+        said = " ".join(told.err.split())
+        assert "plan.json is signed, and holds another plan" in said
+        assert "epsilons sign RUN" in said
+        assert "--plan" not in said
+    train("--share", "0.5", "--plan", "plan.json").is_refused(2, "leave it out", "epsilons sign RUN")
+    epsilons("sign", "runs/people-1", "--key", "officer.pem", "--name", "A. Meyer", "--role", "officer").succeeded()
+
+
+def test_a_plan_says_that_it_read_no_registry(people, monkeypatch):
+    wishes = ("--set", 'budgets.file="wishes.csv"', "--set", "budgets.delta=1e-3")
+    assert "Registry:" not in epsilons("plan", "people.toml", *wishes).out
+    monkeypatch.setenv("EPSILONS_REGISTRY", URL)
+    said = "EPSILONS_REGISTRY is set, but the config has no [registry]"
+    epsilons("plan", "people.toml", *wishes, "--html", "plan.html").succeeded(f"Registry: {said}")
+    assert said in Path("plan.html").read_text()
+
+
+def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people):
+    """22 of the 30 who are enrolled in each tier take part."""
+    rows = Path("visits.csv").read_text().splitlines()
+    Path("visits.csv").write_text("\n".join([rows[0], *(row for row in rows[1:] if row < "zz044")]) + "\n")
+    train("--share", "0.4").succeeded()
+    groups = make_content(load_run("runs/people-1"), release=False).groups
+    assert [row.records for row in groups] == [22, 22]
+    parts = [row.lifetime.used_by_run for row in groups]
+    assert all(least == most > 0.3 for least, most in parts)
+    levels = Plan.load("runs/people-1/plan.json").epsilons / [1, 4]
+    assert (levels > [part + 0.1 for part, _ in parts]).all()  # another scale, as the plan says
+    assert [one["used"] for one in shown()["wishes"]] == pytest.approx([p * 22 / 30 for p, _ in parts], abs=0.006)
+    registry("show").succeeded("on average over all who are enrolled, also those in no run")
+    epsilons("report", "runs/people-1", "-q").succeeded()
+    page = " ".join("".join(file.read_text() for file in Path("runs/people-1").glob("report*.html")).split())
+    assert "epsilons registry show gives the average over all who are enrolled, also those in no run" in page
 
 
 def test_a_dry_run_charges_nothing(people):

@@ -19,6 +19,7 @@ import pytest
 
 import program
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
+from epsilons.ledger import signatures
 from epsilons.registry import Registry, Roster, copies, databases, evidence
 from epsilons.registry.databases import database
 from epsilons.registry.people import roles_script
@@ -631,6 +632,22 @@ def test_without_a_signer_the_first_line_says_that_nobody_vouches(people, keys):
     registry_command("verify", "--since", "signed.json", "--signer", keys / "officer-public.pem").is_refused(
         3, "another key"
     )
+
+
+def test_a_signer_is_a_key_a_fingerprint_or_a_file_here_and_for_a_run(people, keys):
+    registry_command("export", "-o", "signed.json", "--sign", keys / "other.pem").succeeded()
+    given = {}
+    for name in ("other", "officer"):
+        file = keys / f"{name}-public.pem"
+        key = signatures.private_key(keys / f"{name}.pem")[1]
+        assert signatures.signer(str(file)) == key
+        given[name] = (str(file), key, signatures.fingerprint(key))
+    for right, wrong in zip(given["other"], given["officer"], strict=True):
+        registry_command("verify", "--since", "signed.json", "--signer", right).succeeded("continues the export")
+        registry_command("verify", "--since", "signed.json", "--signer", wrong).is_refused(3, "another key")
+    for odd in ("none.pem", "people.db", ".", given["other"][1][:-2]):
+        refused = registry_command("verify", "--since", "signed.json", "--signer", odd)
+        refused.is_refused(2, "--signer takes a public key or fingerprint")
 
 
 def test_a_signed_export_cannot_be_changed(people, keys):

@@ -1319,6 +1319,7 @@ def test_two_runs_of_one_roster_count_two_and_a_release_shows_nothing(tmp_path, 
     monkeypatch.delenv(plan_folder.VARIABLE)
     first, second = (counted(tmp_path / name, two, b"roster", name) for name in ("first", "second"))
     other = counted(tmp_path / "other", two, b"another roster", "first")
+    assert "no other run was known that this user began" in pages(other)[0]
     for path in (first, second):
         inside, outside = both(path)
         assert (inside["roster_runs"]["same_roster"], inside["roster_runs"]["same_data"]) == (2, 1)

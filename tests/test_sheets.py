@@ -172,10 +172,13 @@ def test_a_run_of_a_registry_speaks_of_a_lifetime(tmp_path):
         right = right_over_lifetime(epsilon, 1e-4)
         assert right == 100 or f"at most {right} of 100" in pages(path)[f"{number}-{tier}.en.html"]
     english, german = pages(path)["1-strict.en.html"], pages(path)["1-strict.de.html"]
-    for words in ("for your whole life", "no new project uses", "all our projects together", "stays used up"):
+    for words in ("for your whole life", "no new project uses", "all projects together that we count", "stays used up"):
         assert words in english
     assert "one project" not in english
+    assert "A project that we do not count for it has a limit of its own, or none." in english
+    assert "all our projects" not in english.lower()  # another run on these people may be outside the registry
     assert "Ihr Leben lang" in german
+    assert "alle unsere projekte" not in german.lower()
     other = run(
         tmp_path / "other", made, metadata={"person": "id", "tiers": {"none": 7.0}}, guarantee=guarantee, **stated
     )

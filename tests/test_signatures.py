@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import EpsilonsWarning, InputError, PromiseError, RunError
@@ -223,6 +226,12 @@ def test_a_signer_can_be_demanded(copy):
     epsilons("verify", RUN, "--signer", public["officer.pem"]).succeeded()
     epsilons("verify", RUN, "--signer", signatures.fingerprint(public["officer.pem"])).succeeded()
     epsilons("verify", RUN, "--signer", public["board.pem"]).is_refused(3, "not signed with the key")
+    for name in ("officer.pem", "board.pem"):
+        file = Ed25519PublicKey.from_public_bytes(base64.b64decode(public[name]))
+        Path(f"public-{name}").write_bytes(file.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    epsilons("verify", RUN, "--signer", "public-officer.pem").succeeded()
+    epsilons("verify", RUN, "--signer", "public-board.pem").is_refused(3, "not signed with the key")
+    epsilons("verify", RUN, "--signer", "officer.pem").is_refused(2, "no public Ed25519 key")
     shown: list[dict[str, Any]] = json.loads(epsilons("verify", RELEASE, "--json").out)
     assert [(one["name"], one["wrong"]) for one in shown] == [("A. Meyer", None)]
 

@@ -36,6 +36,7 @@ from ..tabular import (
     meanings,
     numbers,
     read_table,
+    speller,
 )
 from ..tabular.reading import read_parts, slices
 from ..tabular.table_files import parquet
@@ -178,10 +179,16 @@ def epsilon_column(table: Any, column: str, path: Path, is_delta: bool = False) 
         raise BudgetError(said) from None
 
 
-def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
-    """(records,) the epsilon of each cell's tier."""
+def tier_column(
+    table: Any, column: str, path: Path, tiers: Mapping[str, float], others: Sequence[str] = ()
+) -> FloatArray:
+    """(records,) the epsilon of each cell's tier. Blanks around a name, its Unicode form and case make no other tier.
+
+    others  names of no tier, which none of their spellings may become: of entries that leave a record out
+    """
     cells, index = encoded(_full(table, column, path))
-    names = [as_text(cell) for cell in cells.to_pylist()]
+    find = speller([*tiers, *others])
+    names = [find(as_text(cell)) for cell in cells.to_pylist()]
     unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
     if unknown.any():
         # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.

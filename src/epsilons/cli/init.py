@@ -23,7 +23,7 @@ from ..data.sources import is_folder_of_tensors
 from ..data.tables import Features
 from ..errors import DataError, InputError, printable
 from ..ledger.model_file import ArrayInputs, ImageInputs, ModelFile, Named, Origin, Outputs, TableInputs
-from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
+from ..tabular import SEPARATORS, Marks, alike, as_text, is_table, stem
 from .options import option, saying
 
 # -- What `epsilons init` drafts for columns of texts: fixed features of them, or ids of tokens, and settings that
@@ -267,6 +267,15 @@ def _doubts(guess: TableGuess) -> Iterator[str]:
             f"{guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments in the "
             "draft: they are refused, unless the config says that they leave their records out."
         )
+    spelt: dict[str, list[str]] = {}
+    for tier in guess.tiers or ():
+        spelt.setdefault(alike(as_text(tier)), []).append(repr(as_text(tier)))
+    for names in spelt.values():
+        if len(names) > 1:
+            yield (
+                f"{', '.join(names)} of {guess.budget!r} differ only by case, outer blanks or Unicode form, and the "
+                "draft has a tier for each. Keep one of them in [budgets] tiers, and it stands for all its spellings."
+            )
     for column in guess.columns:
         if column.dirty:
             yield f"of the cells of {column.name!r}, {column.dirty.said}. The draft takes it as {column.kind}."

@@ -128,6 +128,8 @@ def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config:
     if flags.risk:
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
+    if "registry" in about.facts:
+        out.print(f"\nRegistry: {about.facts['registry']}.", style="bold yellow", soft_wrap=True)
     if about.read_off:
         out.print(f"\n{plan_inputs.not_covered(about)}", style="bold yellow")
     if is_config and not (flags.risk or flags.html):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from ..budgets.budgets import DEFAULT_DELTA, Budgets
 from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
 from ..configs.config_file import Setting, environment_settings, parse_settings, read_config, strategy_options
+from ..configs.config_training import VARIABLE
 from ..data.arrays import in_words
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
@@ -237,16 +239,22 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
     day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
+    facts = {"data": config.data.train, **model, **day}
+    if os.environ.get(VARIABLE):  # one in the config was refused
+        facts["registry"] = NOT_CHARGED
     return About(
         name=name,
         tiers=config.budgets.levels,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
         stated=config.about,
-        facts={"data": config.data.train, **model, **day}
-        | {f"{row['file']}: {row['what']}": row["count"] for row in table},
+        facts=facts | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
     )
+
+
+#: For a config without [registry], where the environment names one.
+NOT_CHARGED = f"{VARIABLE} is set, but the config has no [registry], so neither plan nor run knows lifetime budgets"
 
 
 def not_covered(about: About) -> str:

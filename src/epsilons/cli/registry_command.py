@@ -40,7 +40,7 @@ Part = Annotated[float, typer.Argument(help="Above 0, at most 1.", show_default=
 Project = Annotated[str, typer.Argument(help="The project.", show_default=False)]
 Role = Annotated[str, typer.Argument(help="A login with the role epsilons_subject.", show_default=False)]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders; names of runs that never began.")]
-Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
+Signer = Annotated[str | None, option("A public key, fingerprint or PEM file: who must have signed that export.")]
 LocalFile = Annotated[Path, option("A new file, on a local disk.", "--output", "-o")]
 DAY = ["%Y-%m-%d"]
 NewEpsilon = Annotated[float, option("The lifetime budget from now on.")]
@@ -198,7 +198,9 @@ def withdraw(
         strangers = registry_people.withdraw(registry, ids)
     if strangers is not None:
         raise RegistryRefusedError(strangers)
-    return "Withdrawn: no later run includes them, and a run that goes on leaves them out from its next block of steps."
+    who = "the person" if file is None else f"all {len(ids):,} people of {printable(file)}"
+    said = "No later run includes them, and a run that goes on leaves them out from its next block of steps."
+    return f"Withdrawn: {who}. {said}"
 
 
 @command("quota sqlite:///people.db cardiology 0.5")
@@ -389,7 +391,7 @@ def verify(
         console(quiet=quiet).print(f"Event {number:,} is in quarantine, without effect: {printable(reason)}")
 
 
-def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str, Any] | None:
+def export_of(since: Path | None, signer: str | None, quiet: bool) -> dict[str, Any] | None:
     """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
     from ..registry import evidence
 

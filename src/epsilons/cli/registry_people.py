@@ -129,7 +129,7 @@ def show_all(registry: Registry, as_json: bool) -> None:
         return
     out = console()
     out.print(f"Registry {found.registry}: {found.people} people, {found.events:,} events", style="bold")
-    out.print("Lifetime budgets. Used: spent and reserved, on average over the people of the row.")
+    out.print("Lifetime budgets. Used: spent and reserved, on average over all who are enrolled, also those in no run.")
     wishes = [[w.label, _of(w.people), _part(w.used), w.can_take_part] for w in found.wishes]
     show_table((["epsilon", "people", "used", "can take part"], wishes), out, left=1)
     if found.projects:

@@ -197,7 +197,7 @@ def sign_command(
 
 def verify_command(
     path: Annotated[Path, typer.Argument(help=_PATH, show_default=False)],
-    signer: Annotated[list[str] | None, option("A public key, or fingerprint, that must have signed.")] = None,
+    signer: Annotated[list[str] | None, option("A public key, fingerprint or PEM file: who must have signed.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say who signed a plan, a run or a release, and fail if a byte of it was changed since.
@@ -219,7 +219,7 @@ def verify_command(
             "plan only if it is trained under its file: epsilons train CONFIG --plan plan.json."
         )
     signatures.check_signed((*given, *before), [], path)
-    signatures.check_signed(given, signer or [], path)
+    signatures.check_signed(given, [signatures.signer(one) for one in signer or ()], path)
 
 
 # -- `epsilons predict`: the predictions of a trained model for every row of a table

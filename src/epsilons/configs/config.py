@@ -285,7 +285,8 @@ class BudgetsSection(_Section):
     """A .csv or .parquet file with one row per training record, in order; with `data.person`, with that column and one
     row per person, in any order."""
     tiers: dict[str, Positive] | None = None
-    """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
+    """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}. A name stands for all its
+    spellings by case, outer blanks or Unicode form, unless two names differ by these alone."""
     risks: dict[str, dict[str, Positive]] | None = None
     """In place of `tiers`: the largest risk of each tier, e.g. {strict = {odds = 55}, open = {odds = 65}}
     ([Budgets by risk](choosing-budgets.md#budgets-by-risk))."""

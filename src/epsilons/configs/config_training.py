@@ -193,6 +193,10 @@ class PrivacySection(_Section):
         return self
 
 
+#: The environment variable with the URL of the registry, for configs with a section [registry].
+VARIABLE = "EPSILONS_REGISTRY"
+
+
 class RegistrySection(_Section):
     """A run that is charged to lifetime budgets ([One lifetime, many runs](registry.md)).
 

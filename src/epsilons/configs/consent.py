@@ -19,7 +19,7 @@ from ..budgets.ids import Rule, count_unstated, ids_in, unstated
 from ..core.disclosure import how_many, merge_small, shown_counts
 from ..core.mechanism import IntArray
 from ..errors import BudgetError, DataError
-from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
+from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table, speller
 from ..tabular.table_files import pc, pyarrow
 from .config import BudgetsSection, Config
 from .config_training import ROSTER, column_of_persons
@@ -57,7 +57,9 @@ class Entries:
         cells, index = encoded(column_of(table, section.column, path, BudgetError))
         numbers = {reason: number for number, reason in enumerate(section.reasons, 1)}
         values = cells.to_pylist()
-        said = (meanings(value, marks_of(table).decimal) for value in values)
+        find = speller([*map(as_text, section.left_out), *(section.levels or {})])
+        spelt = [repr(find("" if value is None else as_text(value))) for value in values]
+        said = ((*meanings(value, marks_of(table).decimal), name) for value, name in zip(values, spelt, strict=True))
         why = np.array([min((numbers[m] for m in may if m in numbers), default=0) for may in said])[index]
         reasons, gone = ["", *section.reasons], None
         if section.as_of is not None:
@@ -272,7 +274,7 @@ def _check_used(texts: list[str | None], used: Mask, table: Any, section: Budget
     if section.levels is None:
         epsilon_column(whole, section.column, path)
     else:
-        tier_column(whole, section.column, path, section.levels)
+        tier_column(whole, section.column, path, section.levels, [as_text(one) for one in section.left_out])
 
 
 def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:

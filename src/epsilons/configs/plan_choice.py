@@ -60,6 +60,11 @@ def plan_of(
 
 #: In the place of its file, for messages.
 UNSAVED = "This plan, which must be saved (epsilons plan CONFIG -o plan.json) and given by --plan,"
+#: What can be signed of a run that is charged to a registry.
+OF_REGISTRY = (
+    "A plan on the accounts of a registry is made when the run begins, so no one can sign it before. Sign the finished "
+    "run: epsilons sign RUN."
+)
 
 
 def signatures_of(saved: Path | None, run_dirs: list[Path], resumed: Plan | None = None) -> tuple[Signature, ...]:
@@ -76,12 +81,13 @@ def warn_of_unused(folder: Path, plan: Plan) -> None:
         given = [one.values["plan"] for one in signatures_of(saved, []) if not one.wrong] if saved.is_file() else []
         if given:
             same = "holds the plan of this run" if plan.digest in given else "holds another plan than this run's"
-            warnings.warn(
-                f"{saved} is signed, and {same}. A run keeps the signatures of the file that it is trained under: give "
-                f"--plan {saved}. This run keeps none.",
-                EpsilonsWarning,
-                stacklevel=2,
+            advice = (
+                f"A run keeps the signatures of the file that it is trained under: give --plan {saved}."
+                if plan.groups.starts is None
+                else OF_REGISTRY
             )
+            said = f"{saved} is signed, and {same}. {advice} This run keeps none."
+            warnings.warn(said, EpsilonsWarning, stacklevel=2)
             return
 
 

@@ -26,6 +26,7 @@ from ..registry.registry import Keeper, roster_digest
 from ..training.distributed import Ranks
 from .config import Config
 from .config_training import ROSTER
+from .config_training import VARIABLE as VARIABLE
 
 # -- Open a registry for a command: its URL, which may hold a password, is in no message
 
@@ -60,9 +61,6 @@ def id_of(person: str | None) -> str:
 
 
 # -- A run of `epsilons train` that is charged to a registry: who takes part, their budgets, its reservation
-
-#: The environment variable with the URL of the registry, for configs with a section [registry].
-VARIABLE = "EPSILONS_REGISTRY"
 
 
 @dataclass

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -202,10 +203,19 @@ def private_key(path: Path) -> tuple[Ed25519PrivateKey, str]:
     return key, as_text(key.public_key().public_bytes_raw())
 
 
-def public_key(path: Path) -> str:
-    """The public key in a PEM file, as text. Raises OSError, and others for a file that holds none."""
-    key: Any = pem.load_pem_public_key(path.read_bytes())
-    return as_text(key.public_bytes_raw())
+def signer(given: str) -> str:
+    """A public key or a fingerprint as it is; of the PEM file of a public key, that key as text. Raises InputError."""
+    if re.fullmatch(r"[A-Za-z0-9+/]{43}=|[0-9a-f]{32}", given):
+        return given
+    path = Path(given)
+    try:
+        key: Any = pem.load_pem_public_key(path.read_bytes())
+        return as_text(key.public_bytes_raw())
+    except OSError as error:
+        why = f"{path} cannot be read: {error.strerror or error}."
+    except Exception:  # a file that holds none raises many things
+        why = f"{path} holds no public Ed25519 key in PEM."
+    raise InputError(f"{why} --signer takes a public key or fingerprint, as epsilons sign --new-key prints, or a file.")
 
 
 def fingerprint(public: str) -> str:

@@ -99,10 +99,15 @@ class Advice:
         return INPUTS
 
     @property
+    def best(self) -> Way | None:
+        """The way of using individual budgets with the largest signal; None if none keeps all promises."""
+        return max((way for way in self.ways if way.is_individual), key=lambda way: way.signal, default=None)
+
+    @property
     def verdict(self) -> str:
         """The conclusion, in two sentences."""
         common = max(way.signal for way in self.ways if not way.is_individual)
-        individual = max((way for way in self.ways if way.is_individual), key=lambda way: way.signal, default=None)
+        individual = self.best
         if individual is None:
             return "No way of using individual budgets keeps all promises here; uniform and exclude are left."
         gain = individual.signal / common - 1

@@ -40,7 +40,8 @@ CLAIM = (
 
 LEVELS = (
     "Lifetime level: how far into the lifetime budgets this plan may go, counting all that was charged before it. The "
-    "promise is the lifetime budget."
+    "promise is the lifetime budget. A level is an ε. The parts of budgets in epsilons registry show are counted at "
+    "one Rényi order, so they are not the level divided by the budget."
 )
 
 RISKS = (

@@ -233,10 +233,10 @@ def export(
     return values if key is None else {**values, "signature": _signed(values, key)}
 
 
-def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
+def read_export(path: Path, signer: str | None = None) -> dict[str, Any]:
     """The export in this file.
 
-    signer  a PEM file with the public key that must have signed it
+    signer  who must have signed it, as `signatures.signer` takes it
 
     Without one, a signature shows only that the file is as its unknown signer left it. Raises InputError if it is no
     export, PromiseError if its signature is wrong or missing.
@@ -298,15 +298,14 @@ def _signed(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     return {"kind": "Ed25519", "key": public, "value": signatures.as_text(key.sign(signatures.body(values)))}
 
 
-def _check_signature(values: Mapping[str, Any], path: Path, signer: Path | None) -> None:
+def _check_signature(values: Mapping[str, Any], path: Path, signer: str | None) -> None:
+    wanted = None if signer is None else signatures.signer(signer)
     try:
         signature = values["signature"]
-        if signer is not None and signature["key"] != signatures.public_key(signer):
-            raise PromiseError(f"{path} is signed with another key than the one in {signer}.")
+        if wanted is not None and wanted not in (signature["key"], signatures.fingerprint(signature["key"])):
+            raise PromiseError(f"{path} is signed with another key than {signer}.")
         signatures.verify(signature["key"], signature["value"], signatures.body(values))
     except PromiseError:
         raise
-    except OSError as error:
-        raise InputError(f"{signer} cannot be read: {error.strerror or error}.") from None
     except Exception:  # a signature or a key that is damaged raises many things
         raise PromiseError(f"{path} was changed after it was signed, or its signature or key is damaged.") from None

@@ -32,8 +32,8 @@ class Lifetime:
 
     right_guesses       of 100, at most so many are right from everything that is ever charged; None if not known
     right_from_this_run the same from this run alone
-    used_before, used_by_run, left  (least, most) of any person in the row, parts of the lifetime budget at the home
-                        order, as `epsilons registry show` counts; None for release
+    used_before, used_by_run, left  (least, most) of any person of this run in the row, parts of the lifetime budget at
+                        the home order; None for release. `epsilons registry show` averages over all who are enrolled
     """
 
     right_guesses: int | None = None

@@ -149,7 +149,7 @@ def make_page(plan: Plan, about: About, *, alone: bool = False) -> PlanPage:
         explained={way.name: words.explained(way.name, way.plan) for way in ways},
         comparisons=_comparisons(ways, rows) if ways else (),
         bars=_bars(ways, rows),
-        verdict=None if advice is None else advice.verdict,
+        verdict=None if advice is None else _verdict(plan, advice),
         is_suppressed=is_suppressed,
         not_covered=words.not_covered(plan, about.read_off, about.seeded),
         facts=_facts(plan) | dict(about.facts),
@@ -209,8 +209,7 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
 
     tiers  the tiers of a plan, {name: epsilon}; a plan without any takes those of the first plan that has some
     """
-    if len({(plan.unit, plan.groups.starts is None) for plan in plans.values()}) > 1:
-        raise PlanError("Plans of records, of persons and on accounts of a registry have no epsilons in common.")
+    _check_kinds(plans)
     given = dict(tiers or {})
     known = dict.fromkeys(plans, next(iter(given.values()), {})) | given
     pages = tuple(make_page(plan, About(name=name, tiers=known[name])) for name, plan in plans.items())
@@ -221,8 +220,20 @@ def side_by_side(plans: Mapping[str, Plan], tiers: Mapping[str, Mapping[str, flo
         for title in dict.fromkeys(title for column in columns for title in column)
     ]
     rows = _beside("", facts, dict.fromkeys(name for one in facts for name in one))
-    verdict = words.compared(tuple(plans), columns, pages[0].plan.unit)
+    verdict, steps = words.compared(tuple(plans), columns, pages[0].plan.unit), [one["steps"] for one in facts]
+    if len({*steps}) > 1:
+        verdict += f" Steps: {', '.join(map(' '.join, zip(plans, steps, strict=True)))}."
     return SideBySide(tuple(plans), pages, rows, tuple(tables), verdict)
+
+
+def _check_kinds(plans: Mapping[str, Plan]) -> None:
+    kinds = {
+        name: f"of {plan.unit}s" if plan.groups.starts is None else "on accounts of a registry"
+        for name, plan in plans.items()
+    }
+    if len({*kinds.values()}) > 1:
+        which = ", ".join(f"{name} is a plan {kind}" for name, kind in kinds.items())
+        raise PlanError(f"Plans of different kinds have no epsilons in common: {which}.")
 
 
 def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[str]) -> Comparison:
@@ -265,6 +276,14 @@ def _advice(plan: Plan) -> Advice:
     recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
     shared = {"runs": plan.runs, "select": plan.select, "class_noise": plan.class_noise}
     return advise(budgets, recipe, plan.accountant_fn, **shared, excesses=False)  # type: ignore[arg-type]
+
+
+def _verdict(plan: Plan, advice: Advice) -> str:
+    """What the strategies are worth, and which of them the plan has, if it is another one than the best."""
+    best = advice.best
+    if best is None or best.name == plan.strategy:
+        return advice.verdict
+    return f"{advice.verdict} This plan is made by {strategy(plan)}: {best.name} would be another plan."
 
 
 def _ways(plan: Plan, advice: Advice) -> list[_Way]:
@@ -345,7 +364,7 @@ def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comp
     tables: list[tuple[str, Callable[[_Way], Iterable[str]]]] = [  # title, cells of a strategy's column
         ("ε spent", lambda way: [_spent(way.plan, row, False) for row in rows]),
         (RIGHT, lambda way: map(str, _rights(way.plan, rows, False))),
-        ("Influence", lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
+        (words.INFLUENCE, lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
         (words.SHARE, lambda way: _shares(way, rows)),
         (words.NOISE, lambda way: [_noise(way.plan, row) for row in rows]),
     ]

@@ -102,6 +102,7 @@ def not_covered(plan: Plan, read_off: str | None, seeded: bool) -> tuple[str, ..
 # -- Several plans side by side: what differs, read off the cells that are shown
 
 PROMISED, COUNT, SHARE, NOISE = "Promised ε", "How many", "Share of the signal", "Noise"
+INFLUENCE = "Influence"
 BY_PLAN, BY_PROMISE = "Right guesses of 100 under the plan", "Right guesses of 100 by the promise"
 HIDDEN = (
     "Rare tiers are hidden, and so is all noise that was computed with them: fewer than 20 records hold some budget. "
@@ -140,18 +141,19 @@ def _least_noise(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -
         if noise := _extreme(names, columns, NOISE, tier, min):
             least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
     noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
-    return f"Least noise in a step: {noises}." if noises else ""
+    return f"Least noise in a step, however many there are: {noises}." if noises else ""
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
-    """Under which plan a tier is guessed most often, and where a model learns least from it."""
+    """Under which plan a tier is guessed most often, and where its influence and its share of a signal are smallest."""
     odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
     if found := next(filter(None, odds), None):
         how = f"most often under {found[0]}" if found[0] else "equally often under all"
         yield f"guesses about it are right {how} ({found[1]})"
-    if found := _extreme(names, columns, SHARE, tier, min):
-        how = f"least from it under {found[0]}" if found[0] else "as much from it under all"
-        yield f"a model learns {how} ({found[1]})"
+    for title, what in ((INFLUENCE, "influence over all steps"), (SHARE, "share of the signal of its plan")):
+        if found := _extreme(names, columns, title, tier, min):
+            how = f"is smallest under {found[0]}" if found[0] else "is the same under all"
+            yield f"its {what} {how} ({found[1]})"
 
 
 def _extreme(

@@ -121,13 +121,13 @@ _ADD_UP = (
 
 
 def _of_count(found: plan_folder.Count) -> list[str]:
-    if found.same_roster == 1:
-        first = "This is the only run that this user began on this machine with exactly this list of budgets."
-    else:
+    began = "that this user began on this machine with exactly this list of budgets"
+    first = f"When this report was made, no other run was known {began}."
+    if found.same_roster > 1:
         same = "all" if found.same_data == found.same_roster else f"{found.same_data:,}"
         first = (
-            f"This is one of {found.same_roster:,} runs that this user began on this machine with exactly this list of "
-            f"budgets; {same} of them had exactly these data."
+            f"When this report was made, this was one of {found.same_roster:,} runs {began}; {same} of them had "
+            "exactly these data."
         )
     damaged = (
         f"{found.unreadable:,} more entries cannot be compared, because they are damaged or older than the secret that "

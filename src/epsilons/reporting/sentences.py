@@ -91,11 +91,11 @@ def charged(registry: str, audit: bool | None) -> list[str]:
     audit  whether the latest audit trained on records that its caller gave; None without one
     """
     texts = [
-        f"This run is charged to the registry {registry}, which adds up all runs on the same people. Each person "
+        f"This run is charged to the registry {registry}, which adds up all runs that are made under it. Each person "
         "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
         "however each run was chosen from the outputs of others.",
-        "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
-        "on private data, tuning by other runs. None of it was charged.",
+        "What was computed from these people outside of the registry spends in addition: other runs, attacks on "
+        "membership, scores on private data. None of it was charged.",
     ]
     if audit is not None:
         texts.append(AUDITED_ON[audit])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .cells import (
     EMPTY,
+    alike,
     are_decimal,
     as_text,
     column_of,
@@ -14,6 +15,7 @@ from .cells import (
     meanings,
     numbers,
     resolved,
+    speller,
 )
 from .dates import DateRule, days, holds_dates
 from .reading import read_table
@@ -27,6 +29,7 @@ __all__ = [
     "Decimal",
     "Marks",
     "Separator",
+    "alike",
     "are_decimal",
     "as_text",
     "column_of",
@@ -44,5 +47,6 @@ __all__ = [
     "numbers",
     "read_table",
     "resolved",
+    "speller",
     "stem",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,37 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def alike(name: str) -> str:
+    """What all spellings of a name share that differ in case, outer blanks or Unicode form.
+
+    >>> alike("STRENG ") == alike("streng"), alike("o\u0308") == alike("\u00d6"), alike("a b") == alike("ab")
+    (True, True, False)
+    """
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.strip()).casefold())
+
+
+def speller(names: Iterable[str]) -> Callable[[str], str]:
+    """text -> the one of these names that it spells; a text that spells none, as it is.
+
+    Outer blanks and Unicode form are ignored, and then case, each only where all names stay different. So no two of the
+    names become one.
+
+    >>> find = speller(["strict", "open"])
+    >>> find(" Strict "), find("none"), speller(["strict", "Strict"])("STRICT")
+    ('strict', 'none', 'STRICT')
+    """
+    declared = [str(name) for name in names]
+    for way in (alike, _bare):
+        known = {way(name): name for name in declared}
+        if len(known) == len(declared):
+            return lambda text: text if text.strip() in EMPTY else known.get(way(text), text)
+    return lambda text: text
+
+
+def _bare(name: str) -> str:
+    return unicodedata.normalize("NFC", name.strip())
 
 
 def by_meaning(text: str, mark: str | None = None) -> str:
