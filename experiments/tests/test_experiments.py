@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from joblib import delayed, parallel_config
 from scipy import stats
 from scipy.stats import ttest_ind
 from torch import nn
@@ -401,12 +400,6 @@ def test_a_run_is_named_by_its_settings_and_by_nothing_else(table):
         assert settings.model_copy(update=change).named(0) != settings.named(0)
     spelled_out = Settings(**settings.model_dump())
     assert spelled_out.named(0) == settings.named(0)
-
-
-@pytest.mark.parametrize("backend", ["loky", "ray"])
-def test_every_line_is_returned_once_with_every_kind_of_backend(backend):
-    with parallel_config(backend="threading", n_jobs=2):
-        assert sorted(running._lines([delayed(str)(i) for i in range(5)], backend)) == list("01234")
 
 
 def test_an_unknown_cell_backend_or_key_is_refused_with_the_known_ones(table, tmp_path):
