@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -210,75 +211,78 @@ def test_a_worker_with_other_versions_is_refused(backend, monkeypatch):
 # -- killed workers ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Deadly:
+    """Cross entropy. The first process that finds the file removes it, and is killed.
+
+    blocks  with so many of these, every process is killed as long as there is the file
+    """
+
+    file: Path
+    blocks: Path | None = None
+    __name__ = "deadly"
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.file.exists() and (self.blocks is None or self.finished >= 2):
+            if self.blocks is None:
+                self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    @property
+    def finished(self) -> int:
+        return len(list(self.blocks.glob("[!.]*"))) if self.blocks is not None else 0
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A worker was ended")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_shadows_of_killed_workers_are_trained_again_to_the_same_bits(backend, tmp_path, monkeypatch):
-    deadly = tmp_path / "deadly"
-    monkeypatch.setenv("DEADLY", str(deadly))
-    attack(tmp_path / "whole", loss=once_deadly)
+def test_shadows_of_killed_workers_are_trained_again_to_the_same_bits(backend, tmp_path):
+    loss = Deadly(tmp_path / "deadly")
+    attack(tmp_path / "whole", loss=loss)
     with BACKENDS[backend]():
-        deadly.touch()
-        attack(tmp_path / "killed", loss=once_deadly, jobs=None)
-    assert not deadly.exists()
+        loss.file.touch()
+        attack(tmp_path / "killed", loss=loss, jobs=None)
+    assert not loss.file.exists()
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
-
-
-def once_deadly(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy; the first process that finds the file removes it, and is killed."""
-    try:
-        Path(os.environ["DEADLY"]).unlink()
-    except FileNotFoundError:
-        return F.cross_entropy(outputs, targets, reduction="none")
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A worker was ended")
-def test_what_always_kills_its_worker_ends_with_an_error_and_finished_shadows_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEADLY", str(tmp_path / "deadly"))
-    attack(tmp_path / "whole", loss=deadly_after_two)
-    (tmp_path / "deadly").symlink_to(tmp_path / "killed" / "secret" / "blocks")
+def test_what_always_kills_its_worker_ends_with_an_error_and_finished_shadows_are_kept(tmp_path):
+    blocks = tmp_path / "killed" / "secret" / "blocks"
+    loss = Deadly(tmp_path / "deadly", blocks)
+    attack(tmp_path / "whole", loss=loss)
+    loss.file.touch()
     with pytest.raises(RunError, match=rf"repeated {REPEATS} times.*resume"):
-        attack(tmp_path / "killed", loss=deadly_after_two, jobs=2)
-    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "deadly").iterdir()}
-    assert len(finished) >= 2
-    (tmp_path / "deadly").unlink()
-    kept = tmp_path / "killed"
-    attack(kept, loss=deadly_after_two, jobs=2, resume=True, keep_scores=True)
-    assert finished.items() <= {path: path.stat().st_mtime_ns for path in map(Path, finished)}.items()
-    assert result(kept) == result(tmp_path / "whole")
-
-
-def deadly_after_two(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy; where the folder holds two blocks, every process is killed."""
-    folder = Path(os.environ["DEADLY"])
-    if folder.is_dir() and len(list(folder.iterdir())) >= 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return F.cross_entropy(outputs, targets, reduction="none")
+        attack(tmp_path / "killed", loss=loss, jobs=2)
+    finished = {path: path.stat().st_mtime_ns for path in blocks.iterdir()}
+    assert 2 <= len(finished) < 8
+    loss.file.unlink()
+    attack(tmp_path / "killed", loss=loss, jobs=1, resume=True, keep_scores=True)
+    assert finished.items() <= {path: path.stat().st_mtime_ns for path in blocks.iterdir()}.items()
+    assert result(tmp_path / "killed") == result(tmp_path / "whole")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loky", "ray"])  # dask repeats by itself
 def test_work_is_repeated_a_few_times_and_with_a_warning(backend, tmp_path):
     with BACKENDS[backend](), pytest.warns(EpsilonsWarning, match="done again"), pytest.raises(RunError):
-        list(spread(deadly, [(k, tmp_path) for k in range(2)], *workers()))
-    assert 1 + REPEATS <= len((tmp_path / "0").read_text()) + len((tmp_path / "1").read_text()) <= 2 * (1 + REPEATS)
+        list(spread(deadly, [(tmp_path / "calls",)], *workers()))
+    assert len((tmp_path / "calls").read_text()) == 1 + REPEATS
 
 
-def deadly(number: int, folder: Path) -> None:
-    with (folder / str(number)).open("a") as file:
-        file.write("x")
+def deadly(file: Path) -> None:
+    with file.open("a") as calls:
+        calls.write("x")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A worker was ended")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_of_killed_workers_go_on_in_their_folders_and_nothing_is_charged_twice(backend, tmp_path, monkeypatch):
+def test_runs_of_killed_workers_go_on_in_their_folders_and_nothing_is_charged_twice(backend, tmp_path):
     """Three runs of one plan: a run that was charged again would need a fourth slot, and be refused."""
-    monkeypatch.setenv("DEADLY", str(tmp_path / "deadly"))
     budgets = epsilons.Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=80, delta=1e-3, seed=0)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=1.0), accountant="rdp", runs=3)
     epsilons.PlanFolder.create(tmp_path / "plan", plan)
@@ -301,7 +305,7 @@ def a_run(number: int, folder: Path, budgets: epsilons.Budgets) -> list[float]:
         data,
         epsilons.PlanFolder(folder / "plan"),
         budgets=budgets,
-        training=epsilons.Training(loss=once_deadly, lr=0.1, progress=False),
+        training=epsilons.Training(loss=Deadly(folder / "deadly"), lr=0.1, progress=False),
         run_dir=epsilons.RunFolder(folder / f"run-{number}", resume=True),
     )
     return run.epsilon_spent().tolist()
