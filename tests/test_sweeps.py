@@ -204,7 +204,7 @@ def interrupting(count: Callable[[Any], int]) -> Callable[[Any], int]:
 def test_a_worker_with_other_versions_is_refused(backend, monkeypatch):
     with BACKENDS[backend]():
         monkeypatch.setattr(shadows, "versions", lambda: {"torch": "1.0"})
-        with pytest.raises(InputError, match=r"the caller has torch 1\.0, and a worker of the cluster epsilons"):
+        with pytest.raises(InputError, match=r"A worker of the cluster lacks torch 1\.0:"):
             attack(jobs=None)
 
 
@@ -254,7 +254,7 @@ def test_what_always_kills_its_worker_ends_with_an_error_and_finished_shadows_ar
     loss = Deadly(tmp_path / "deadly", blocks)
     attack(tmp_path / "whole", loss=loss)
     loss.file.touch()
-    with pytest.raises(RunError, match=rf"repeated {REPEATS} times.*resume"):
+    with pytest.raises(RunError, match=r"Repeating does not help.*resume"):
         attack(tmp_path / "killed", loss=loss, jobs=2)
     finished = {path: path.stat().st_mtime_ns for path in blocks.iterdir()}
     assert 2 <= len(finished) < 8

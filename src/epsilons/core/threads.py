@@ -7,16 +7,18 @@ processes, which joblib starts here, or dask or ray on other machines.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from tempfile import TemporaryDirectory
 from threading import RLock
 from typing import Any, TypeVar
 
-from ..errors import EpsilonsWarning, RunError, app_packages
+from ..errors import EpsilonsWarning, Package, RunError
 
 T = TypeVar("T")
+
+joblib = Package("joblib")
 
 
 def for_each(items: Sequence[int], work: Callable[[int], None], threads: int) -> None:
@@ -38,6 +40,8 @@ LOST = {"BrokenProcessPool", "KilledWorker", "FutureCancelledError", "RayActorEr
 #: So often in a row, without a result in between, the calls of such workers are made again.
 REPEATS = 3
 
+ENDED = "A worker was ended from outside; most often memory was short."
+
 #: A training uses the generators and the number of threads of its process, so each process makes one call at a time.
 _ONE_CALL = RLock()
 
@@ -51,14 +55,10 @@ def workers(jobs: int | None = None) -> tuple[int, bool]:
     """
     if jobs == 1:
         return 1, False
-    with app_packages():
-        from joblib import cpu_count, effective_n_jobs
-        from joblib._parallel_backends import LokyBackend
-        from joblib.parallel import get_active_backend
-    backend, chosen = get_active_backend()
-    if type(backend).__module__ != LokyBackend.__module__:
-        return effective_n_jobs(jobs or chosen or -1), True
-    return jobs or (effective_n_jobs(chosen) if chosen else cpu_count()), False
+    backend, chosen = joblib.parallel.get_active_backend()
+    if type(backend).__module__ != "joblib._parallel_backends":
+        return joblib.effective_n_jobs(jobs or chosen or -1), True
+    return jobs or (joblib.effective_n_jobs(chosen) if chosen else joblib.cpu_count()), False
 
 
 def spread(function: Callable[..., T], items: Sequence[Sequence[Any]], jobs: int, cluster: bool) -> Iterator[T]:
@@ -66,10 +66,11 @@ def spread(function: Callable[..., T], items: Sequence[Sequence[Any]], jobs: int
 
     If a worker was ended, what it did not finish is done again. Raises RunError if this does not help.
     """
-    left, ended = dict(enumerate(items)), 0
+    left: dict[int, Any] = {n: (_call, (cluster, n, function, *item), {}) for n, item in enumerate(items)}
+    ended = 0
     while left:
         try:
-            for number, result in _results(function, left, jobs, cluster):
+            for number, result in _results(list(left.values()), jobs, cluster):
                 del left[number]
                 ended = 0
                 yield result
@@ -77,37 +78,23 @@ def spread(function: Callable[..., T], items: Sequence[Sequence[Any]], jobs: int
             if LOST.isdisjoint(kind.__name__ for kind in type(error).__mro__):
                 raise
             ended += 1
-            what = "A worker was ended from outside; most often memory was short."
             if ended > REPEATS:
-                raise RunError(
-                    f"{what} Its work was repeated {REPEATS} times. Use fewer processes (jobs=, --jobs) or larger "
-                    "workers, and repeat the call: an attack with a folder continues with resume."
-                ) from None
-            warnings.warn(f"{what} What it did not finish is done again.", EpsilonsWarning, stacklevel=2)
+                raise RunError(f"{ENDED} Repeating does not help: use fewer jobs, and continue with resume.") from None
+            warnings.warn(f"{ENDED} What it did not finish is done again.", EpsilonsWarning, stacklevel=2)
 
 
-def _results(
-    function: Callable[..., T], items: Mapping[int, Sequence[Any]], jobs: int, cluster: bool
-) -> Iterator[tuple[int, T]]:
-    from joblib import Parallel, delayed
-    from joblib.parallel import get_active_backend
-
-    calls = [delayed(_call)(cluster, number, function, *item) for number, item in items.items()]
-    if cluster:
-        # The backend of ray returns results together, so its calls are made in rounds.
-        streams = get_active_backend()[0].supports_return_generator
-        width, how = (len(calls), "generator_unordered") if streams else (jobs, "list")
-        for start in range(0, len(calls), width):
-            yield from Parallel(n_jobs=jobs, max_nbytes=None, return_as=how)(calls[start : start + width])
-        return
+def _results(calls: list[Any], jobs: int, cluster: bool) -> Iterator[tuple[int, Any]]:
+    # The backend of ray returns results together, so its calls are made in rounds.
+    streams = not cluster or joblib.parallel.get_active_backend()[0].supports_return_generator
+    width, how = (len(calls), "generator_unordered") if streams else (jobs, "list")
     # joblib shares large arrays with processes by files. Only the owner can read this folder.
     with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
-        yield from Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", temp_folder=folder)(calls)
+        where = {"max_nbytes": None} if cluster else {"backend": "loky", "temp_folder": folder}
+        for start in range(0, len(calls), width):
+            yield from joblib.Parallel(jobs, return_as=how, **where)(calls[start : start + width])
 
 
 def _call(cluster: bool, number: int, function: Callable[..., T], *item: Any) -> tuple[int, T]:
-    from joblib import parallel_config
-
     # What the function spreads in its turn stays on the worker's machine: the cluster's workers may all be waiting.
-    with _ONE_CALL, parallel_config("loky") if cluster else nullcontext():
+    with _ONE_CALL, joblib.parallel_config("loky") if cluster else nullcontext():
         return number, function(*item)

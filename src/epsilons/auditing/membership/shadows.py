@@ -421,9 +421,7 @@ def _train_here(setting: ShadowSetting, block: Block, watch: Watch) -> Arrays:
     return train_block(setting, block, lambda part: watch(part * len(block)))
 
 
-def _elsewhere(
-    setting: ShadowSetting, blocks: list[Block], jobs: int, cluster: bool = False
-) -> Iterator[tuple[Block, Arrays]]:
+def _elsewhere(setting: ShadowSetting, blocks: list[Block], jobs: int, cluster: bool) -> Iterator[tuple[Block, Arrays]]:
     of_caller = versions() if cluster else os.getpid()
     return spread(_numbered, [(setting, block, of_caller) for block in blocks], jobs, cluster)
 
@@ -432,26 +430,17 @@ def _numbered(setting: ShadowSetting, block: Block, of_caller: int | dict[str, s
     """of_caller: its process if it is on this machine, otherwise its versions, which a worker must share."""
     if isinstance(of_caller, int):
         _end_with(of_caller)
-    elif of_caller != versions():
-        raise InputError(
-            f"Other versions give other bits: the caller has {_listed(of_caller)}, and a worker of the cluster "
-            f"{_listed(versions())}. Install the same packages on all workers."
-        )
+    elif other := [f"{name} {number}" for name, number in of_caller.items() if versions().get(name) != number]:
+        raise InputError(f"A worker of the cluster lacks {', '.join(other)}: other versions give other bits.")
     return block, train_block(setting, block)
-
-
-def _listed(packages: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in packages.items())
 
 
 @cache
 def _end_with(parent: int) -> None:
     """End this process when its parent ends. If the parent is killed, joblib leaves its processes waiting."""
-    if parent == os.getpid():  # joblib starts no processes where it may not
-        return
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while parent in (os.getppid(), os.getpid()):  # its own where joblib may not start processes
             time.sleep(1)
         os._exit(1)
 
