@@ -6,6 +6,7 @@ import fnmatch
 import gzip
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -243,8 +244,12 @@ def test_runs_of_another_version_of_the_draws_are_repeated_only_if_asked_for(tab
 
 
 @pytest.mark.slow
-def test_processes_in_parallel_compute_what_one_process_computes(table, tmp_path):
-    assert running.run_tables([table], jobs=2, device="cpu", folder=tmp_path) == []
+@pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
+def test_processes_in_parallel_compute_what_one_process_computes(backend, table, tmp_path, monkeypatch):
+    package = {"loky": "joblib", "dask": "distributed"}.get(backend, backend)
+    pytest.importorskip(package, reason=f"{package} is not installed: experiments are not tested on its clusters")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    assert running.run_tables([table], jobs=2, backend=backend, device="cpu", folder=tmp_path) == []
     again = run_cell(table.by_name["scale"].settings, seed=1)
     assert values_of(finished(tmp_path)[again["id"]]) == values_of(again)
 

@@ -402,8 +402,7 @@ def _trained(
 ) -> Iterator[tuple[Block, Arrays]]:
     """The blocks, in any order, as they are finished."""
     many, cluster = workers(jobs)
-    if not cluster:
-        many = min(1 if jobs is None and setting.device.startswith("cuda") else many, len(blocks))
+    many = many if cluster else min(1 if jobs is None and setting.device.startswith("cuda") else many, len(blocks))
     here = [] if cluster else blocks if many <= 1 else blocks[:1] if setting.method == "stacked" else []
     for block in here:
         began = time.monotonic()
