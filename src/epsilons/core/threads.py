@@ -66,8 +66,8 @@ def spread(function: Callable[..., T], items: Sequence[Sequence[Any]], jobs: int
 
     If a worker was ended, what it did not finish is done again. Raises RunError if this does not help.
     """
-    left: dict[int, Any] = {n: (_call, (cluster, n, function, *item), {}) for n, item in enumerate(items)}
-    ended = 0
+    calls: Iterator[Any] = ((_call, (cluster, number, function, *item), {}) for number, item in enumerate(items))
+    ended, left = 0, dict[int, Any](enumerate(calls))
     while left:
         try:
             for number, result in _results(list(left.values()), jobs, cluster):
@@ -90,8 +90,9 @@ def _results(calls: list[Any], jobs: int, cluster: bool) -> Iterator[tuple[int, 
     # joblib shares large arrays with processes by files. Only the owner can read this folder.
     with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
         where = {"max_nbytes": None} if cluster else {"backend": "loky", "temp_folder": folder}
-        for start in range(0, len(calls), width):
-            yield from joblib.Parallel(jobs, return_as=how, **where)(calls[start : start + width])
+        with joblib.Parallel(jobs, return_as=how, **where) as parallel:  # of all rounds
+            for start in range(0, len(calls), width):
+                yield from parallel(calls[start : start + width])
 
 
 def _call(cluster: bool, number: int, function: Callable[..., T], *item: Any) -> tuple[int, T]:
