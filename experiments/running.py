@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
-from joblib import Parallel, cpu_count, delayed, effective_n_jobs, parallel_config
+from joblib import cpu_count, parallel_config
 
+from epsilons.core.threads import spread, workers
 from epsilons.errors import InputError
 
 from .cells import TIMED, run
@@ -94,10 +95,10 @@ def run_tables(
         jobs = max(cpu_count() // threads, 1)
     print(f"{len(todo)} runs", file=sys.stderr, flush=True)
     _connect(backend)
-    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device, threads) for table, cell, seed in todo]
+    tasks = [(table.name, cell.name, cell.settings, seed, device, threads) for table, cell, seed in todo]
     failures, started = [], time.monotonic()
     with parallel_config(backend=backend, n_jobs=jobs):
-        for number, line in enumerate(_lines(tasks, backend), start=1):
+        for number, line in enumerate(spread(run, tasks, *workers()), start=1):
             what = f"{line['table']} {line['cell']} seed {line['seed']}"
             if "error" in line:
                 failures.append(f"{what}: {line['error']}")
@@ -115,16 +116,6 @@ def run_tables(
                 flush=True,
             )
     return failures
-
-
-def _lines(tasks: list[Any], backend: str) -> Iterator[Line]:
-    """The line of each run as soon as it is there; with ray in rounds, because its backend returns results together."""
-    if backend != "ray":
-        yield from Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks)
-        return
-    width = effective_n_jobs()
-    for start in range(0, len(tasks), width):
-        yield from Parallel()(tasks[start : start + width])
 
 
 def _connect(backend: str) -> None:

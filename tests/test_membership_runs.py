@@ -200,7 +200,7 @@ PARENT = """
 import sys; sys.path[:0] = {paths!r}
 import test_membership_runs as t
 from epsilons.auditing.membership.shadows import Block
-for block, arrays in t.shadows._in_processes(t.a_setting(method="alone"), [Block(k, k + 1) for k in range(500)], 2):
+for block, arrays in t.shadows._elsewhere(t.a_setting(method="alone"), [Block(k, k + 1) for k in range(500)], 2, False):
     print("trained", flush=True)
 """
 

@@ -238,7 +238,7 @@ class AttackSettings:
     method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
     keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
                      people
-    jobs             number of processes; by default one per core
+    jobs             number of processes; by default one per core, or what joblib's active backend has (dask, ray)
     progress         show progress on stderr
     """
 

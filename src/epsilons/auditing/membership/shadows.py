@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,8 +25,10 @@ from torch import Tensor, nn
 from ...budgets.budgets import Budgets
 from ...core.mechanism import IntArray
 from ...core.progress_line import Pace, can_rewrite, live_line, log
+from ...core.threads import spread, workers
 from ...draws.randomness import Randomness
-from ...errors import EpsilonsWarning, ModelError, Package, app_packages
+from ...errors import EpsilonsWarning, InputError
+from ...ledger.run_folder import versions
 from ...planning import Plan, Recipe, plan
 from ...planning.plan_numbers import SHARES
 from ...training import Performance, Records, Training, fit
@@ -99,6 +100,10 @@ class ShadowSetting:
     device: str
     owner: IntArray | None = field(default=None, repr=False)
     rows_per_person: int = 1
+
+    def __sizeof__(self) -> int:
+        """Mostly that of the inputs. By it, dask sends the setting to a worker once, not with every block."""
+        return object.__sizeof__(self) + self.inputs.nbytes
 
     @property
     def records(self) -> int:
@@ -364,7 +369,7 @@ def train_shadows(
 ) -> Shadows:
     """Train all shadows that the store does not hold, and return the signals of all.
 
-    jobs   number of processes; by default one per core
+    jobs   number of processes; by default what joblib's active backend has, or one per core
     watch  called with the number of shadows that are done
     """
     watch = watch or (lambda done: None)
@@ -396,8 +401,9 @@ def _trained(
     setting: ShadowSetting, blocks: list[Block], jobs: int | None, watch: Watch
 ) -> Iterator[tuple[Block, Arrays]]:
     """The blocks, in any order, as they are finished."""
-    jobs = min(jobs or (1 if setting.device.startswith("cuda") else Package("joblib").cpu_count()), len(blocks))
-    here = blocks if jobs <= 1 else blocks[:1] if setting.method == "stacked" else []
+    many, cluster = workers(jobs)
+    many = many if cluster else min(1 if jobs is None and setting.device.startswith("cuda") else many, len(blocks))
+    here = [] if cluster else blocks if many <= 1 else blocks[:1] if setting.method == "stacked" else []
     for block in here:
         began = time.monotonic()
         yield block, _train_here(setting, block, watch)
@@ -407,33 +413,24 @@ def _trained(
         for block in rest:
             yield block, _train_here(setting, block, watch)
     else:
-        yield from _in_processes(setting, rest, jobs)
+        yield from _elsewhere(setting, rest, many, cluster)
 
 
 def _train_here(setting: ShadowSetting, block: Block, watch: Watch) -> Arrays:
     return train_block(setting, block, lambda part: watch(part * len(block)))
 
 
-def _in_processes(setting: ShadowSetting, blocks: list[Block], jobs: int) -> Iterator[tuple[Block, Arrays]]:
-    if not blocks:
-        return
-    with app_packages():
-        from joblib import Parallel, delayed
-        from joblib.externals.loky.process_executor import TerminatedWorkerError
-    try:
-        # joblib shares large arrays by files. Only the owner can read this folder.
-        with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
-            processes = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", temp_folder=folder)
-            yield from processes(delayed(_numbered)(setting, block, os.getpid()) for block in blocks)
-    except TerminatedWorkerError:
-        raise ModelError(
-            "A process that trained shadows was ended from outside; most often memory was short. Use fewer processes "
-            "(jobs=, --jobs) and continue with resume."
-        ) from None
+def _elsewhere(setting: ShadowSetting, blocks: list[Block], jobs: int, cluster: bool) -> Iterator[tuple[Block, Arrays]]:
+    of_caller = versions() if cluster else os.getpid()
+    return spread(_numbered, [(setting, block, of_caller) for block in blocks], jobs, cluster)
 
 
-def _numbered(setting: ShadowSetting, block: Block, parent: int) -> tuple[Block, Arrays]:
-    _end_with(parent)
+def _numbered(setting: ShadowSetting, block: Block, of_caller: int | dict[str, str]) -> tuple[Block, Arrays]:
+    """of_caller: its process if it is on this machine, otherwise its versions, which a worker must share."""
+    if isinstance(of_caller, int):
+        _end_with(of_caller)
+    elif other := [f"{name} {number}" for name, number in of_caller.items() if versions().get(name) != number]:
+        raise InputError(f"A worker of the cluster lacks {', '.join(other)}: other versions give other bits.")
     return block, train_block(setting, block)
 
 
@@ -442,7 +439,7 @@ def _end_with(parent: int) -> None:
     """End this process when its parent ends. If the parent is killed, joblib leaves its processes waiting."""
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while parent in (os.getppid(), os.getpid()):  # its own where joblib may not start processes
             time.sleep(1)
         os._exit(1)
 
