@@ -1,4 +1,4 @@
-"""Bounds by chords are never below what a mechanism loses, and close to those of `pld.epsilon`, the slow twin."""
+"""Bounds for many histories are never below what each loses, and close to those of `pld.epsilon`, the slow twin."""
 
 from __future__ import annotations
 
@@ -60,39 +60,68 @@ def test_the_directions_of_the_twin_are_those_of_the_library():
     assert np.stack([removing(0.1, 1.3, at), adding(0.1, 1.3, at)]) == pytest.approx(expected, abs=2e-5)
 
 
-@pytest.mark.parametrize("case", range(12))
+def mechanisms(random, rate, noise, steps, count):
+    """On a line of one rate (0) or of one noise (1), or in a rectangle (2): and how to compute them."""
+    kind = int(random.integers(3))
+    near = np.exp(random.uniform(-0.05, 0.05, (2, count)))
+    rates = np.minimum(rate * (near[0] if kind > 0 else np.ones(count)), 1.0)
+    noises = noise * (near[1] if kind != 1 else np.ones(count))
+    common = chords.Line(rate if kind == 0 else noise, steps, kind == 0) if kind < 2 else None
+    return [SampledGaussian(q, s, steps) for q, s in zip(rates.tolist(), noises.tolist(), strict=True)], common
+
+
+@pytest.mark.parametrize("case", range(18))
 def test_bounds_are_a_little_above_those_of_a_finer_grid(case):
     random = np.random.default_rng(case)
     steps, rate, noise = int(10 ** random.uniform(2, 4)), 10 ** random.uniform(-2.5, -0.3), random.uniform(0.7, 6)
-    delta, of_noise = 10 ** random.uniform(-7, -4), bool(case % 2)
-    common = chords.Line(rate if of_noise else noise, steps, of_noise)
-    values = (noise if of_noise else rate) * np.exp(random.uniform(-0.03, 0.03, 5))
-    bounds = chords.epsilons(common, values, np.full(5, delta))
-    computed = ~np.isnan(bounds)
-    for value, bound in zip(values[computed], bounds[computed], strict=True):
-        one = common.mechanism(float(value))
-        assert pld.epsilon([one], delta, grid=pld.fitted_grid(one) / 4) <= bound <= 1.002 * pld.epsilon([one], delta)
+    delta = 10 ** random.uniform(-7, -4)
+    ones, common = mechanisms(random, rate, noise, steps, 5)
+    bounds = chords.epsilons(ones, np.arange(5), np.full(5, delta), common)
+    computed = np.flatnonzero(~np.isnan(bounds))
+    for i in computed:
+        own = pld.epsilon([ones[i]], delta)
+        assert pld.epsilon([ones[i]], delta, grid=pld.fitted_grid(ones[i]) / 4) <= bounds[i]
+        assert bounds[i] <= (1.0002 if common is None else 1.002) * own
     assert computed.any()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", range(200))
-def test_bounds_hold_on_random_lines(case):
+@pytest.mark.parametrize("case", range(300))
+def test_bounds_hold_on_random_lines_and_rectangles(case):
     random = np.random.default_rng([1, case])
     steps, rate, noise = (
         int(10 ** random.uniform(1.7, 4.5)),
         10 ** random.uniform(-4, 0),
         np.exp(random.uniform(-0.8, 3)),
     )
-    delta, of_noise = 10 ** random.uniform(-9, -2), bool(random.integers(2))
-    common = chords.Line(rate if of_noise else noise, steps, of_noise)
-    values = (noise if of_noise else rate) * np.exp(random.uniform(-0.05, 0.05, 3))
-    values = values if of_noise else np.minimum(values, 1.0)
-    bounds = chords.epsilons(common, values, np.full(3, delta))
-    for value, bound in zip(values, bounds, strict=True):
-        one = common.mechanism(float(value))
+    delta = 10 ** random.uniform(-9, -2)
+    ones, common = mechanisms(random, rate, noise, steps, 3)
+    for one, bound in zip(ones, chords.epsilons(ones, np.arange(3), np.full(3, delta), common), strict=True):
         finest = max(pld.fitted_grid(one) / 4, pld.reach(one) / 1e6)
         assert np.isnan(bound) or pld.epsilon([one], delta, grid=finest) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_a_step_on_a_sparse_grid_has_the_chords_of_its_curve(case, monkeypatch):
+    monkeypatch.setattr(chords, "SPARSENESS", 0.05)
+    random = np.random.default_rng(case)
+    rates = np.minimum(10 ** random.uniform(-3, 0.2) * np.array([1.0, 0.98]), 1.0)
+    noise = np.exp(random.uniform(-0.7, 2))
+    ones = [SampledGaussian(float(q), noise, 1) for q in rates]
+    spacing = chords._spacing(ones, pld.MOST_STEP_POINTS)
+    for exact, (index, probability, infinite) in zip((removing, adding), chords._steps(ones, spacing), strict=True):
+        loss = spacing * index
+        assert (np.diff(index) > 1).any() or rates[0] > 0.02
+        for q, mass, rest in zip(rates, probability, infinite, strict=True):
+            assert mass.sum() + rest == pytest.approx(1, abs=1e-12)
+            low, high = loss[:-1], loss[1:]
+            at = low + random.uniform(0, 1, len(low)) * (high - low)
+            part = np.expm1(at - low) / np.expm1(high - low)
+            chord = (1 - part) * exact(q, noise, low) + part * exact(q, noise, high)
+            some = np.flatnonzero(np.abs(at) < 4)[::3]  # beyond, the twin rounds
+            bound = (mass * np.maximum(0, -np.expm1(at[some, None] - loss))).sum(axis=1) + rest
+            assert bound == pytest.approx(chord[some], abs=1e-12)
+            assert (exact(q, noise, at)[some] <= bound + 1e-13).all()
 
 
 def test_the_phase_of_a_loss_is_exact_after_very_many_steps():
@@ -106,16 +135,43 @@ def many_budgets(count=200, records=100_000):
     return epsilons.Budgets(np.linspace(1.0, 2.0, count)[np.arange(records) % count], delta=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["scale", "sample"])
+@pytest.mark.parametrize("strategy", ["scale", "sample", "mix"])
 def test_plans_for_many_budgets_keep_each_by_the_slow_twin(strategy):
     recipe = epsilons.Recipe(steps=500, batch_size=500, clip_norm=1.0)
     plan = epsilons.plan(many_budgets(), recipe, strategy)
-    assert chords.pay(plan.sample_rate, plan.noise_multiplier)
+    assert chords.way(plan.sample_rate, plan.noise_multiplier) == ("each" if strategy == "mix" else "chords")
     for group in range(0, 200, 17):
         part = pld.epsilon(plan.history(group), 1e-6) / plan.epsilons[group]
         assert 1 - 1e-3 < part <= 1
     chords._block.cache_clear()
     assert epsilons.plan(many_budgets(), recipe, strategy) == plan  # whatever was computed before
+
+
+def keeps_each_budget_by_the_slow_twin(seed, groups):
+    """A mix of a random roster; of so many of its groups."""
+    random = np.random.default_rng(seed)
+    levels, records = int(random.integers(100, 301)), int(10 ** random.uniform(4, 6))
+    offered = np.exp(random.uniform(np.log(0.3), np.log(8), levels))
+    epsilons_ = np.concatenate([offered, random.choice(offered, records - levels)])
+    budgets = epsilons.Budgets(epsilons_, delta=10 ** random.uniform(-8, -5))
+    steps, rate = int(10 ** random.uniform(2, 3.5)), 10 ** random.uniform(-3, -1)
+    recipe = epsilons.Recipe(steps=steps, batch_size=max(1, round(rate * records)), clip_norm=1.0)
+    plan = epsilons.plan(budgets, recipe, "mix", weight=random.uniform(0.1, 0.9))
+    for group in np.linspace(0, levels - 1, groups).astype(int):
+        one = plan.history(group)
+        grid = pld.fitted_grid(one[0]) / 2
+        assert 0.99 < pld.epsilon(one, plan.delta[group], grid=grid) / plan.epsilons[group] <= 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mixes_of_random_rosters_keep_each_budget_by_the_slow_twin(seed):
+    keeps_each_budget_by_the_slow_twin(seed, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_mixes_of_many_random_rosters_keep_each_budget_by_the_slow_twin(seed):
+    keeps_each_budget_by_the_slow_twin(seed, 100)
 
 
 def test_a_plan_that_the_slow_twin_certifies_is_certified():
@@ -130,5 +186,6 @@ def test_a_plan_that_the_slow_twin_certifies_is_certified():
     budgets, recipe = many_budgets(130, 50_000), epsilons.Recipe(steps=200, batch_size=500, clip_norm=1.0)
     plan = epsilons.plan(budgets, recipe, each)
     common = chords.line(plan.sample_rate, plan.noise_multiplier, 200)
-    assert (chords.epsilons(common, plan.noise_multiplier, budgets.delta) > plan.epsilons).any()
+    ones = [common.mechanism(float(noise)) for noise in plan.noise_multiplier]
+    assert (chords.epsilons(ones, np.arange(len(ones)), budgets.delta, common) > plan.epsilons).any()
     assert (plan.epsilon_spent() <= plan.epsilons).all()

@@ -40,13 +40,13 @@ class Histories(NamedTuple):
     rates   (phases, rows)  probability of being drawn in one step
     noises  (phases, rows)  noise multiplier
     steps   (phases,)       the same for all rows
-    many    whether they are computed by chords; None: where that takes less time
+    way     how they are computed; None: as takes least time
     """
 
     rates: FloatArray
     noises: FloatArray
     steps: tuple[int, ...]
-    many: bool | None = None
+    way: chords.Way | None = None
 
 
 def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
@@ -56,9 +56,9 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
     them that is used (`profile.usage`). Raises PlanError for accounts with another accountant than the filter, and for
     budgets by risk with another one than PLD.
     """
-    rates, noises, steps, many = histories
+    rates, noises, steps, way = histories
     if isinstance(accountant, Repeated):
-        repeated = Histories(rates, noises, tuple(count * accountant.runs for count in steps), many)
+        repeated = Histories(rates, noises, tuple(count * accountant.runs for count in steps), way)
         return batch_epsilon(accountant.accountant, repeated, claims)
     if isinstance(accountant, Counted):
         count, one = accountant.mechanism, np.ones((1, len(claims)))
@@ -71,7 +71,7 @@ def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArr
 
 
 def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
-    rates, noises, steps, many = histories
+    rates, noises, steps, way = histories
     function, options = _unwrapped(accountant)
     _check_claims(function, claims)
     if is_by_risk(claims):
@@ -90,7 +90,7 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
         return rdp.batch_epsilon(rates[:, column], noises[:, column], steps, deltas, **options)[pair]
     out = np.full(len(deltas), np.nan)
     if function is pld.epsilon and set(options) <= {"points", "slacks"}:
-        out = _by_chords(Histories(rates, noises, steps, many), column, deltas, options)
+        out = _together(Histories(rates, noises, steps, way), column, deltas, options)
     ends = np.searchsorted(column, np.arange(distinct.shape[1] + 1))  # pairs are sorted by column
     for i in np.unique(column[np.isnan(out)]):
         here = slice(ends[i], ends[i + 1])
@@ -104,15 +104,15 @@ def _of_histories(accountant: Accountant, histories: Histories, claims: FloatArr
     return out[pair]
 
 
-def _by_chords(distinct: Histories, column: IntArray, deltas: FloatArray, options: Mapping[str, Any]) -> FloatArray:
-    """(pairs,) bounds by chords; NaN where a history has to be composed. column: (pairs,) the history of each."""
-    rates, noises, steps, many = distinct
-    found = np.full(len(deltas), np.nan)
-    if len(steps) == 1 and (many or (many is None and chords.pay(rates[0], noises[0]))):
-        common = chords.line(rates[0], noises[0], steps[0])
-        if common is not None and rates.min() > 0:
-            found = chords.epsilons(common, (noises if common.of_noise else rates)[0, column], deltas, **options)
-    return found
+def _together(distinct: Histories, column: IntArray, deltas: FloatArray, options: Mapping[str, Any]) -> FloatArray:
+    """(pairs,) bounds from few transforms; NaN where a history has to be composed. column: (pairs,) of each."""
+    rates, noises, steps, way = distinct
+    way = way or chords.way(rates[0], noises[0])
+    if len(steps) > 1 or way == "composed" or rates.min() <= 0:
+        return np.full(len(deltas), np.nan)
+    common = chords.line(rates[0], noises[0], steps[0]) if way == "chords" else None
+    mechanisms = [SampledGaussian(*one, steps[0]) for one in zip(rates[0].tolist(), noises[0].tolist(), strict=True)]
+    return chords.epsilons(mechanisms, column, deltas, common, **options)
 
 
 def _check_claims(function: Accountant, claims: FloatArray) -> None:
@@ -142,11 +142,11 @@ def _of_one_phase(
     noises: npt.ArrayLike,
     steps: int,
     claims: FloatArray,
-    many: bool | None = None,
+    way: chords.Way | None = None,
 ) -> FloatArray:
     """The same for one phase; rates and noises are one number for all rows, or one per row."""
     rate, noise = (np.broadcast_to(np.asarray(value, np.float64), (1, len(claims))) for value in (rates, noises))
-    return batch_epsilon(accountant, Histories(rate, noise, (steps,), many), claims)
+    return batch_epsilon(accountant, Histories(rate, noise, (steps,), way), claims)
 
 
 def fast(accountant: Accountant) -> Accountant:
@@ -279,16 +279,16 @@ def noises_for(
     start = -np.log(_clt_noise(epsilon, rate, runs * steps, delta))  # searches use -ln(noise): epsilon grows with it
 
     def spends(log_quiet: FloatArray, rows: IntArray) -> FloatArray:
-        return _of_one_phase(verified, rate[rows], np.exp(-log_quiet), steps, delta[rows], many)
+        return _of_one_phase(verified, rate[rows], np.exp(-log_quiet), steps, delta[rows], way)
 
     if len(epsilon) > FEW and np.ptp(rate) == 0 and delta.ndim == 1:
 
         def curve(log_quiet: FloatArray, at: FloatArray) -> FloatArray:
-            return _of_one_phase(accountant, rate[0], np.exp(-log_quiet), steps, at)
+            return _of_one_phase(accountant, rate[0], np.exp(-log_quiet), steps, at, "each")
 
         nodes = _nodes(start.min() - 0.5, start.max() + 0.5)
         start = _read_off(curve, nodes, epsilon * (1 - TOLERANCE_OF_MANY / 3), delta, start)
-    many = len(epsilon) > FEW and chords.pay(rate, np.exp(-start))
+    way = chords.way(rate, np.exp(-start))
     log_quiet = _largest_safe(spends, epsilon, start, -math.log(LARGEST_NOISE), -math.log(_LEAST_NOISE))
     infeasible = np.flatnonzero(np.isnan(log_quiet))
     if len(infeasible):
@@ -319,10 +319,10 @@ def rates_for(
     verified = conservative(accountant)
 
     def spends(log_rate: FloatArray, rows: IntArray) -> FloatArray:
-        return _of_one_phase(verified, np.exp(log_rate), noise_multiplier, steps, delta[rows], many)
+        return _of_one_phase(verified, np.exp(log_rate), noise_multiplier, steps, delta[rows], way)
 
     near = np.log(np.clip(start, SMALLEST_RATE, 1.0))
-    many = len(epsilon) > FEW and chords.pay(np.exp(near), np.full(len(near), noise_multiplier))
+    way = chords.way(np.exp(near), np.full(len(near), noise_multiplier))
     log_rate = _largest_safe(spends, epsilon, near, math.log(SMALLEST_RATE), 0.0)
     return np.where(np.isnan(log_rate), 0.0, np.exp(log_rate))
 
@@ -341,8 +341,9 @@ def rates_near(
         return rates_for(epsilon, noise_multiplier, steps, delta, approximate, start)
 
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
-        return _of_one_phase(approximate, np.exp(log_rate), noise_multiplier, steps, at)
+        return _of_one_phase(approximate, np.exp(log_rate), noise_multiplier, steps, at, way)
 
+    way: chords.Way = "each" if len(epsilon) > FEW else "composed"
     low, high = math.log(max(start.min() / 1.5, SMALLEST_RATE)), math.log(min(start.max() * 1.5, 1.0))
     aims = epsilon * (1 - TOLERANCE_OF_MANY / 3) if len(epsilon) > FEW else epsilon * TARGET
     while True:

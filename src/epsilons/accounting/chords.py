@@ -1,23 +1,27 @@
-"""PLD for many histories that lie on one line: the same rate and many noises, or the same noise and many rates.
+"""PLD for many histories at once, each of one mechanism: losses on sparse grids, and chords between few of them.
 
-A mechanism between two neighbours of a fixed lattice is dominated by a public choice between these two: a coin shows
-which of them makes a step. So its losses are bounded by a mixture of two discretised ones, and its transform by that
-of theirs. A row then costs the power of some hundred coefficients, where a composition of its own costs 10 to 30 ms.
-The chance of the end at which more is lost is linear (docs/planning.md#many-budgets has the proofs)
+Connect-the-dots bounds a loss on any set of points. Here their distance grows with the loss: a step has about 1,500
+points in the place of 50,000, and most of the time goes into its transform.
+
+Where all rows have one rate or one noise, and lie close together, fewer transforms are enough: a mechanism between two
+neighbours of a fixed lattice is dominated by a public choice between these two, a coin that shows which of them makes a
+step. So its losses are bounded by a mixture of two discretised ones, and its transform by that of theirs. A row then
+costs the power of some hundred coefficients: 0.4 ms, where a transform of its own costs 2 ms and a composition 10 to 30
+ms. The chance of the end at which more is lost is linear (docs/planning.md#many-budgets has the proofs)
 
 * in the rate, for the divergences of one step are convex in it;
 * for noises in the advantage 2Φ(1/2σ) − 1 of the Gaussian mechanism.
 
-Bounds are about 1e-4 of themselves above those of `pld.epsilon`, which is the slow twin.
+Bounds are above those of `pld.epsilon`, which is the slow twin: by about 1e-4 of themselves, without chords by 2e-5.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +29,8 @@ from scipy import fft, special
 
 from ..core.mechanism import SMALLEST_DELTA, SMALLEST_NOISE, FloatArray, IntArray, SampledGaussian
 from . import pld
+
+Booleans = npt.NDArray[np.bool_]
 
 #: Distance of neighbours on the lattice in ln σ and in ln q; the bound grows with its square.
 NOISE_STEP, RATE_STEP = 0.003, 0.02
@@ -34,8 +40,15 @@ NOISE_BLOCK, RATE_BLOCK = 16, 4
 
 #: As many rows are always computed one by one.
 FEW = 64
-#: Where a block has fewer rows for each interval, a composition of its own for each row takes less time.
+#: Where a block has fewer rows for each interval, a transform of its own for each row takes less time.
 ROWS_PER_INTERVAL = 0.5
+
+#: What takes least time: a composition of its own for each row, a transform of its own, or chords.
+Way = Literal["composed", "each", "chords"]
+#: Rows with transforms of their own share a grid; its spacing is a power of this. So many are computed together.
+SPACING_STEP, TOGETHER = 1.05, 16
+#: Distance of neighbours on a sparse grid, as a part of the loss.
+SPARSENESS = 0.005
 
 #: Of fewer steps a composition is fast, and its bound is not always the smaller one.
 FEWEST_STEPS = 50
@@ -76,6 +89,17 @@ class Line(NamedTuple):
             return SampledGaussian(self.fixed, value, self.steps)
         return SampledGaussian(value, self.fixed, self.steps)
 
+    def parts(
+        self, mechanisms: Sequence[SampledGaussian], column: IntArray, usable: Booleans, points: float
+    ) -> Iterator[Part]:
+        """Rows by chords, block by block."""
+        values = np.array([one.noise_multiplier if self.of_noise else one.sample_rate for one in mechanisms])[column]
+        blocks = self.blocks(values)
+        for block in np.unique(blocks[usable]):
+            rows = np.flatnonzero(usable & (blocks == block))
+            place = _places(self.loss(self.nodes(int(block))), self.loss(values[rows]))
+            yield rows, _block(self, int(block), points), place
+
     def loss(self, values: npt.ArrayLike) -> FloatArray:
         """A measure in which mixtures are linear; it grows with what is lost."""
         at = np.asarray(values, dtype=np.float64)
@@ -89,36 +113,55 @@ def line(rates: FloatArray, noises: FloatArray, steps: int) -> Line | None:
     return Line(float(noises[0]), steps, False) if np.ptp(noises) == 0 else None
 
 
-def pay(rates: FloatArray, noises: FloatArray) -> bool:
-    """Whether chords take less time than a composition for each of these distinct rows."""
-    common = line(rates, noises, 1) if len(rates) > FEW else None
-    if common is None or rates.min() <= 0:
-        return False
+def way(rates: FloatArray, noises: FloatArray) -> Way:
+    """What takes least time for these distinct rows."""
+    if len(rates) <= FEW or rates.min() <= 0:
+        return "composed"
+    common = line(rates, noises, 1)
+    if common is None:
+        return "each"
     blocks = np.unique(common.blocks(noises if common.of_noise else rates))
-    return len(rates) >= ROWS_PER_INTERVAL * len(blocks) * (NOISE_BLOCK if common.of_noise else RATE_BLOCK)
+    nodes = len(blocks) * (NOISE_BLOCK if common.of_noise else RATE_BLOCK)
+    return "chords" if len(rates) >= ROWS_PER_INTERVAL * nodes else "each"
 
 
 def epsilons(
-    common: Line, values: FloatArray, deltas: FloatArray, points: float = pld.MOST_STEP_POINTS, slacks: float = 1.0
+    mechanisms: Sequence[SampledGaussian],
+    column: IntArray,
+    deltas: FloatArray,
+    common: Line | None = None,
+    points: float = pld.MOST_STEP_POINTS,
+    slacks: float = 1.0,
 ) -> FloatArray:
     """(rows,) upper bounds on epsilon at each row's delta; NaN where `pld.epsilon` has to compute a row itself.
 
-    values          (rows,) noises or rates, above 0
+    mechanisms      of the same number of steps, with rates above 0
+    column          (rows,) index of each row's mechanism
     deltas          (rows,) probabilities
+    common          the line on which all lie, for bounds by chords
     points, slacks  as for `pld.epsilon`
     """
-    out = np.full(len(values), np.nan)
-    allowed = pld.slack([common.mechanism(1.0)], slacks)
-    usable = np.array(common.steps >= FEWEST_STEPS) & (deltas >= SMALLEST_DELTA) & (allowed <= pld.MOST_SLACK * deltas)
-    blocks = common.blocks(values)
-    for block in np.unique(blocks[usable]):
-        rows = np.flatnonzero(usable & (blocks == block))
-        directions = _block(common, int(block), points)
+    out = np.full(len(deltas), np.nan)
+    allowed = pld.slack(mechanisms[:1], slacks)
+    usable = (deltas >= SMALLEST_DELTA) & (allowed <= pld.MOST_SLACK * deltas) & (mechanisms[0].steps >= FEWEST_STEPS)
+    for rows, directions, place in (_each if common is None else common.parts)(mechanisms, column, usable, points):
         if directions is not None:
-            place = _places(common.loss(common.nodes(int(block))), common.loss(values[rows]))
             out[rows] = _solved([sums.of(*place) for sums in directions], deltas[rows], allowed)
     with np.errstate(invalid="ignore"):
         return np.where((out > LEAST) & (out < MOST), out, np.nan)
+
+
+def _each(mechanisms: Sequence[SampledGaussian], column: IntArray, usable: Booleans, points: float) -> Iterator[Part]:
+    """Rows with transforms of their own: those of one spacing together, which is that of the widest or above."""
+    needed = np.unique(column[usable])
+    power = np.array([math.ceil(math.log(_spacing([mechanisms[i]], points), SPACING_STEP)) for i in needed])
+    for one in np.unique(power):
+        alike = needed[power == one]
+        for first in range(0, len(alike), TOGETHER):
+            nodes = alike[first : first + TOGETHER]
+            rows = np.flatnonzero(usable & np.isin(column, nodes))
+            own = np.searchsorted(nodes, column[rows])
+            yield rows, _directions([mechanisms[i] for i in nodes], SPACING_STEP**one), (own, own, np.zeros(len(own)))
 
 
 def _places(nodes: FloatArray, losses: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
@@ -203,48 +246,90 @@ class Mixtures:
         mass, falls = ((self.weighted * part).real.sum(axis=1) for part in (plain, decayed))
         return mass - scale * falls + self.infinite, scale * falls
 
-    def at(self, rows: npt.NDArray[np.bool_]) -> Mixtures:
+    def at(self, rows: Booleans) -> Mixtures:
         """Some rows."""
         return Mixtures(self.sums, self.weighted[rows], self.infinite[rows])
 
 
+Directions = tuple[Sums, Sums]
+#: Rows, their sums, and for each row two nodes and the chance of the second.
+Part = tuple[IntArray, Directions | None, tuple[IntArray, IntArray, FloatArray]]
+
+
 @functools.lru_cache(maxsize=64)  # of at most 9 MB each, mostly of less than 1
-def _block(common: Line, block: int, points: float) -> tuple[Sums, Sums] | None:
-    """The sums of removing and of adding; None where they would need too much memory, or rounding would show."""
+def _block(common: Line, block: int, points: float) -> Directions | None:
+    """The sums of the nodes of a block."""
     mechanisms = [common.mechanism(float(node)) for node in common.nodes(block)]
-    if len(mechanisms) < 2 or min(one.noise_multiplier for one in mechanisms) < SMALLEST_NOISE:
+    return _directions(mechanisms, _spacing(mechanisms, points)) if len(mechanisms) > 1 else None
+
+
+def _spacing(mechanisms: Sequence[SampledGaussian], points: float) -> float:
+    return WIDER * max(max(pld.fitted_grid(one), pld.reach(one) / points) for one in mechanisms)
+
+
+def _directions(mechanisms: Sequence[SampledGaussian], spacing: float) -> Directions | None:
+    """The sums of removing and of adding; None where they would need too much memory, or rounding would show."""
+    if min(one.noise_multiplier for one in mechanisms) < SMALLEST_NOISE:
         return None
-    spacing = WIDER * max(max(pld.fitted_grid(one), pld.reach(one) / points) for one in mechanisms)
-    removed = _sums(mechanisms, spacing, 0)
-    added = _sums(mechanisms, spacing, 1) if removed is not None else None
+    removed, added = (_sums(mechanisms[0].steps, spacing, *one) for one in _steps(mechanisms, spacing))
     return None if removed is None or added is None else (removed, added)
 
 
-def _sums(mechanisms: Sequence[SampledGaussian], spacing: float, direction: int) -> Sums | None:
-    steps = mechanisms[0].steps
-    if max(pld.points(one, spacing) for one in mechanisms) > pld.MOST_POINTS:
+def _steps(mechanisms: Sequence[SampledGaussian], spacing: float) -> Iterator[tuple[IntArray, FloatArray, FloatArray]]:
+    """(points,) losses of one step in spacings, (mechanisms, points) and (mechanisms,) their probabilities, and of ∞.
+
+    As `pld.connect_both`, on a sparse grid: first for removing, then for adding.
+    """
+    lowest, highest = zip(*map(pld.range_of, mechanisms), strict=True)
+    up, down = _sparse(max(highest) / spacing, spacing), _sparse(-min(lowest) / spacing, spacing)
+    gains, losses = (np.asarray(spacing * at, dtype=np.float64) for at in (up, down))
+    gain, removed = _connected(np.stack([pld.removing_delta(one, gains) for one in mechanisms]), gains)
+    loss, added = _connected(np.stack([pld.adding_delta(one, losses) for one in mechanisms]), losses)
+    drop = removed[:, :1] - removed[:, 1:2] + added[:, :1] - added[:, 1:2]
+    middle = np.maximum(0.0, 1 - removed[:, :1] - drop / math.expm1(spacing))
+    for above, more, below, less, ends in ((up, gain, down, loss, removed), (down, loss, up, gain, added)):
+        lower = (less * np.exp(-spacing * below[1:]))[:, ::-1]
+        yield np.append(-below[:0:-1], above), np.concatenate([lower, middle, more], axis=1), ends[:, -1]
+
+
+def _sparse(highest: float, spacing: float) -> IntArray:
+    """Multiples of the spacing from 0 to `highest` or just above: all small ones, then at a part of their size."""
+    at, widest = [0, 1], max(1, int(pld.WIDEST / spacing))
+    while at[-1] < highest:
+        at.append(at[-1] + min(max(1, int(SPARSENESS * at[-1])), widest))
+    return np.array(at)
+
+
+def _connected(delta: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(mechanisms, points − 1) probabilities of the losses `at`, without that of 0, whose curve joins these dots.
+
+    And the dots themselves, falling.
+    """
+    delta = np.minimum.accumulate(np.clip(delta, 0.0, 1.0), axis=1)
+    step, gap = np.diff(delta), np.diff(at)
+    probability = step / np.expm1(-gap)
+    probability[:, :-1] += step[:, 1:] / np.expm1(gap[1:])
+    return np.maximum(probability, 0.0), delta
+
+
+def _sums(steps: int, spacing: float, at: IntArray, probability: FloatArray, infinite: FloatArray) -> Sums | None:
+    if (steps * np.abs(probability.sum(axis=1) + infinite - 1) > pld.MOST_ROUNDING).any():
         return None
-    ones = pld.on_one_grid(mechanisms, spacing, direction)
-    if any(steps * abs(one.probability.sum() + one.infinite - 1) > pld.MOST_ROUNDING for one in ones):
-        return None
-    probability = [one.probability for one in ones]
-    first, last = (
-        (0, len(probability[0]) - 1) if steps == 1 else pld.window(probability[0], steps, others=probability[1:])
-    )
-    length = fft.next_fast_len(max(last - first + 1, len(probability[0])), real=True)
+    index = at - at[0]
+    first, last = pld.window(probability[0], steps, others=list(probability[1:]), index=index.astype(np.float64))
+    length = fft.next_fast_len(last - first + 1, real=True)
     if length > pld.MOST_POINTS:
         return None
+    # What wraps around, of one step or of all, lands where the sum modulo `length` does.
     transforms, kept = [], np.zeros(length // 2 + 1, dtype=bool)
     for one in probability:
-        transforms.append(fft.rfft(one, length))
-        with np.errstate(divide="ignore"):
-            kept |= steps * np.log(np.abs(transforms[-1])) > _SMALLEST_LOG
+        transforms.append(fft.rfft(np.bincount(index % length, one, length)))
+        kept |= transforms[-1].real ** 2 + transforms[-1].imag ** 2 > math.exp(2 * _SMALLEST_LOG / steps)
     frequency = np.flatnonzero(kept)
     if len(frequency) > _MOST_COEFFICIENTS:
         return None
     coefficients = np.stack([transform[frequency] for transform in transforms])
-    infinite = np.array([one.infinite for one in ones])
-    return Sums(spacing, steps, ones[0].lowest * steps + first, first, length, frequency, coefficients, infinite)
+    return Sums(spacing, steps, int(at[0]) * steps + first, first, length, frequency, coefficients, infinite)
 
 
 # -- Epsilons of many mixtures

@@ -188,30 +188,30 @@ def adding(mechanism: SampledGaussian, spacing: float) -> Losses:
 
 def on_one_grid(mechanisms: Sequence[SampledGaussian], spacing: float, direction: int) -> list[Losses]:
     """One step of each mechanism, of removing (0) or of adding (1), on a grid that is wide enough for all of them."""
-    ranges = [_range(mechanism) for mechanism in mechanisms]
+    ranges = [range_of(mechanism) for mechanism in mechanisms]
     lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
     if direction == 1:
         lowest, highest = -highest, -lowest
-    delta = (_removing_delta, _adding_delta)[direction]
+    delta = (removing_delta, adding_delta)[direction]
     grid = _grid(lowest, highest, spacing)
     return [connect_the_dots(delta(mechanism, grid), math.floor(lowest / spacing), spacing) for mechanism in mechanisms]
 
 
 def losses_of_step(mechanism: SampledGaussian, spacing: float) -> tuple[Losses, Losses]:
     """The same distributions as `removing` and `adding`, without their rounding."""
-    lowest, highest = _range(mechanism)
-    removed = _removing_delta(mechanism, _grid(0.0, max(highest, spacing), spacing))
-    added = _adding_delta(mechanism, _grid(0.0, max(-lowest, spacing), spacing))
+    lowest, highest = range_of(mechanism)
+    removed = removing_delta(mechanism, _grid(0.0, max(highest, spacing), spacing))
+    added = adding_delta(mechanism, _grid(0.0, max(-lowest, spacing), spacing))
     return connect_both(removed, added, spacing)
 
 
 def points(mechanism: SampledGaussian, spacing: float) -> float:
     """Approximate number of points of one step's grid."""
-    lowest, highest = _range(mechanism)
+    lowest, highest = range_of(mechanism)
     return (highest - lowest) / spacing + 2
 
 
-def _removing_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
+def removing_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
     """(points,) the hockey-stick divergence of removing at each ε."""
     q, s = mechanism.sample_rate, mechanism.noise_multiplier
     u = _log_ratio(eps, q)
@@ -220,7 +220,7 @@ def _removing_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
     return np.where(np.isneginf(u), -np.expm1(eps), q * gauss)
 
 
-def _adding_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
+def adding_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
     """(points,) the hockey-stick divergence of adding at each ε."""
     q, s = mechanism.sample_rate, mechanism.noise_multiplier
     u = _log_ratio(-eps, q)
@@ -230,7 +230,7 @@ def _adding_delta(mechanism: SampledGaussian, eps: FloatArray) -> FloatArray:
     return np.where(np.isneginf(u), 0.0, q * gauss)
 
 
-def _range(mechanism: SampledGaussian) -> tuple[float, float]:
+def range_of(mechanism: SampledGaussian) -> tuple[float, float]:
     """The smallest and largest loss of removing on the grid; a noise beyond has chance e^−50."""
     far = -mechanism.noise_multiplier * special.ndtri_exp(_LOG_TAIL - math.log(2))
     return _loss(mechanism, -far), _loss(mechanism, far + 1)
@@ -299,16 +299,21 @@ def raised(values: npt.NDArray[np.complex128], times: int) -> npt.NDArray[np.com
 
 
 def window(
-    probability: FloatArray, times: int, wide_search: bool = False, others: Sequence[FloatArray] = ()
+    probability: FloatArray,
+    times: int,
+    wide_search: bool = False,
+    others: Sequence[FloatArray] = (),
+    index: FloatArray | None = None,
 ) -> tuple[int, int]:
     """First and last index of a window that a sum of `times` draws leaves with probability at most 1e-15 (Chernoff).
 
     others: it holds for sums of draws from any mixtures of these, too, because a mixture has no larger moment than all.
+    index: (points,) of each probability, from 0 on; by default 0, 1, 2, …
     wide_search: compare orders over eight decades. Otherwise follow the bound from the order of a Gaussian sum: faster,
     but where one step's tail is long it can miss the best order by far.
     """
     points = len(probability)
-    index = np.arange(points, dtype=np.float64)
+    index = np.arange(points, dtype=np.float64) if index is None else index
     mass = float(probability.sum())
     mean = float(probability @ index) / mass
     deviation = math.sqrt(max(float(probability @ (index - mean) ** 2) / mass, 1e-12))
@@ -339,7 +344,7 @@ def window(
             order = _descended(best, functools.partial(reach, log_mass=log_binned, from_mean=sign * middle))
         far.append(max(reach(float(order), log, sign * (index - mean)) for log in logs))
     first = max(0, math.floor(times * mean - far[0]))
-    last = min((points - 1) * times, math.ceil(times * mean + far[1]))
+    last = min(int(index[-1]) * times, math.ceil(times * mean + far[1]))
     return first, max(first, last)
 
 

@@ -460,7 +460,7 @@ class PlanNumbers:
         spent = batch_epsilon(self.certify, Histories(rates, noises, steps), claims)
         if delta is None:
             above = np.flatnonzero(~(spent <= self.epsilons[chosen]))  # chords are a little above the accountant itself
-            few = Histories(rates[:, above], noises[:, above], steps, many=False)
+            few = Histories(rates[:, above], noises[:, above], steps, way="composed")
             spent[above] = batch_epsilon(self.certify, few, claims[above])
         certain: FloatArray = read_only(spent)
         return certain
