@@ -291,8 +291,8 @@ def test_names_for_numbers_and_numbers_for_names_are_told_apart():
     assert "20 or more of these are numbers, and tiers are names." in numbers
     assert "leave tiers out" in numbers
     assert "numbers, and tiers" not in message(["1"] * 19 + ["open"] * 30, *given)
-    few = message(["Strict", "open"] * 30 + ["secret"] * 19, *given)
-    assert "20 or more cells each hold 'Strict'." in few
+    few = message(["strictt", "open"] * 30 + ["secret"] * 19, *given)
+    assert "20 or more cells each hold 'strictt'." in few
     assert "secret" not in few
     assert "If they are tiers" not in message(["1", "inf"] * 30)
 

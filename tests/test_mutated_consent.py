@@ -404,7 +404,7 @@ def meaning(value: Any, case: Case) -> float | str:
     if digits and digits[2] and digits[2] != (case.decimal or "."):
         digits = None
     if is_list and (
-        (case.left_out and text == "no")
+        (case.left_out and text.casefold() == "no")
         or (case.blank and text in NOTHING)
         or (case.zero and digits is not None and not (digits[1] + digits[3]).strip("0"))
         or (case.infinite and text.lower() in ("inf", "+inf", "infinity", "+infinity", "∞"))
@@ -413,7 +413,7 @@ def meaning(value: Any, case: Case) -> float | str:
     if isinstance(value, bool):
         return "?"
     if case.said == "tiers":
-        return TIERS.get(text_of(value), "?")
+        return TIERS.get(text_of(value).strip().casefold(), "?")  # no two tiers differ in case alone
     if digits is None:
         return "?"
     number = float(text.replace(",", "."))

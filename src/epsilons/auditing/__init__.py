@@ -20,7 +20,6 @@ from ..core.mechanism import Groups
 from ..draws.randomness import SOURCES
 from ..errors import InputError, RunError, named
 from ..ledger.run_folder import RunFolder
-from ..ledger.signatures import warn_of_change
 from ..planning import Plan
 from ..planning.display import number
 from ..reporting.load_run import load_run
@@ -92,6 +91,8 @@ def audit(
     """
     made, folder, default_engine, default_randomness = _load(run, accountant)
     if folder is not None:
+        from ..ledger.signatures import warn_of_change  # needs the extra `app`, as signatures do
+
         warn_of_change(folder.path, "audit.json")
     plan = _by_itself(made)  # the audit trains once, so its scores are tested against what one run may spend
     if not 0 < alpha < 0.5:
