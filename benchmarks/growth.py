@@ -234,7 +234,7 @@ def exponent(sizes: list[float], values: list[float]) -> float:
 
 def wall(size: float, value: float, power: float, limit: float) -> float:
     """Size at which the limit is reached."""
-    return size * (limit / value) ** (1 / max(power, 0.01)) if value else math.inf
+    return size * (limit / value) ** (1 / power) if power >= 0.1 else math.inf
 
 
 def line(row: Row, points: list[dict[str, float]]) -> str:
