@@ -178,23 +178,16 @@ def reach(mechanism: SampledGaussian) -> float:
 
 def removing(mechanism: SampledGaussian, spacing: float) -> Losses:
     """(1−q)·N(0,σ²) + q·N(1,σ²) against N(0,σ²): at ε > ln(1−q), δ = q · δ_Gauss(u) with e^u = 1 + (e^ε − 1)/q."""
-    return on_one_grid((mechanism,), spacing, 0)[0]
+    lowest, highest = range_of(mechanism)
+    delta = removing_delta(mechanism, _grid(lowest, highest, spacing))
+    return connect_the_dots(delta, math.floor(lowest / spacing), spacing)
 
 
 def adding(mechanism: SampledGaussian, spacing: float) -> Losses:
     """N(0,σ²) against the mixture: at ε < −ln(1−q), δ = q·e^ε · (e^u Φ(x) − Φ(x − 1/σ)) with e^u = 1 + (e^−ε − 1)/q."""
-    return on_one_grid((mechanism,), spacing, 1)[0]
-
-
-def on_one_grid(mechanisms: Sequence[SampledGaussian], spacing: float, direction: int) -> list[Losses]:
-    """One step of each mechanism, of removing (0) or of adding (1), on a grid that is wide enough for all of them."""
-    ranges = [range_of(mechanism) for mechanism in mechanisms]
-    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
-    if direction == 1:
-        lowest, highest = -highest, -lowest
-    delta = (removing_delta, adding_delta)[direction]
-    grid = _grid(lowest, highest, spacing)
-    return [connect_the_dots(delta(mechanism, grid), math.floor(lowest / spacing), spacing) for mechanism in mechanisms]
+    lowest, highest = range_of(mechanism)
+    delta = adding_delta(mechanism, _grid(-highest, -lowest, spacing))
+    return connect_the_dots(delta, math.floor(-highest / spacing), spacing)
 
 
 def losses_of_step(mechanism: SampledGaussian, spacing: float) -> tuple[Losses, Losses]:

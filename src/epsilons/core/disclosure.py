@@ -137,7 +137,7 @@ def _named(row: DisplayRow, tiers: tuple[tuple[str, float], ...]) -> DisplayRow:
 def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     """All declared tiers that a row may hold, by its bounds and by the levels of 20 or more records in other rows.
 
-    Whether anybody holds one of them is not told.
+    The same tiers whether or not anybody holds them.
     """
     known = [(float(e), g) for g, e in enumerate(groups.epsilons) if groups.counts[g] >= SMALLEST_SHOWN]
     above = max((epsilon for epsilon, group in known if group < row.groups.start), default=0.0)
