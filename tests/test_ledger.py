@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import sys
 import tracemalloc
 from pathlib import Path
@@ -550,6 +551,39 @@ def test_a_ledger_of_an_earlier_version_is_continued(tmp_path):
     assert again.charged == (45,)
     for step in range(45):
         assert again._account.update(0, step) == f"{step:032x}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_damage_in_the_middle_of_a_ledger_is_read(tmp_path, seed):
+    """Bytes, parts and lines are changed, removed, doubled or exchanged, but for what follows the last chained line."""
+    coins, path = random.Random(seed), tmp_path / "ledger.jsonl"
+    ledger = advance(Ledger(plan_of(100), path, block=4, settings={"randomness": "chacha20"}), 30, records=True)
+    if seed % 2:
+        ledger.sync()
+    ledger.new_epoch("another", [10])
+    for step in range(10, 40):
+        ledger.charge(0, step)
+        ledger.record(0, step, a_hash(str(step)))
+    ledger.sync()
+    ledger.suspend()
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for _ in range(150):
+        a, b = sorted(coins.sample(range(len(lines) - 1), 2))
+        at = coins.randrange(len(whole) - len(lines[-1]) - 1)
+        damaged = coins.choice(
+            [
+                whole[:at] + bytes([coins.choice([whole[at] ^ 1, whole[at] ^ 32, 10, 34])]) + whole[at + 1 :],
+                whole[:at] + whole[at + coins.randrange(1, 80) :],
+                b"".join([*lines[:a], *lines[b:]]),
+                b"".join([*lines[:b], *lines[a:]]),
+                b"".join([*lines[:a], lines[b], *lines[a + 1 : b], lines[a], *lines[b + 1 :]]),
+            ]
+        )
+        path.write_bytes(damaged)
+        if damaged != whole:
+            with pytest.raises(LedgerError):
+                read_charges(path, plan_of(100))
 
 
 # -- what it shows -------------------------------------------------------------------------------------------------
