@@ -102,7 +102,7 @@ def test_no_person_is_on_both_sides_of_the_test_split(seed, folder):
     assert data.test is not None
     train, test = ({rows[row][0] for row in serials(side.inputs)} for side in (data.train, data.test))
     assert not train & test
-    assert (len(train), len(test)) == (45, 15)
+    assert (len(train), len(test), data.test_persons) == (45, 15, 15)
     assert sorted(serials(data.train.inputs) + serials(data.test.inputs)) == list(range(len(rows)))
     again = prepared()
     assert again.test is not None

@@ -659,8 +659,13 @@ def test_nobody_who_withdrew_is_tested_on(people, split):
         tested = IDS if split == "in a file" else [IDS[i] for i in (opened.account(IDS).used_share == 0).nonzero()[0]]
         opened.withdraw(tested[:5])
     train("--share", "0.2").succeeded()
-    first, second = (json.loads(Path(f"runs/people-{i}/run.json").read_text())["eval_data"]["records"] for i in (1, 2))
-    assert second == first - 10
+    first, second = (json.loads(Path(f"runs/people-{i}/run.json").read_text())["eval_data"] for i in (1, 2))
+    assert second["records"] == first["records"] - 10
+    if split == "by share":
+        assert (first["persons"], second["persons"]) == (30, 25)
+        epsilons("report", "runs/people-2").succeeded()
+        page, released = (Path(f"runs/people-2/report{name}.html").read_text() for name in ("", "-release"))
+        assert "of 25 persons" in page and "of 25 persons" not in released
 
 
 def test_an_attack_on_registered_people_is_refused(people):

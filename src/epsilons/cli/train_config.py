@@ -415,7 +415,7 @@ def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
     scale = Scale(*bounds) if bounds is not None and prepared.classes is None else None
     return EvalData(
         (inputs, targets), public, prepared.classes, prepared.test_groups(plan), scale,
-        every=prepared.config.training.eval_every,
+        every=prepared.config.training.eval_every, persons=prepared.test_persons,
     )  # fmt: skip
 
 

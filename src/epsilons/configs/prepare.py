@@ -269,6 +269,7 @@ class Prepared:
     classes        names of the classes; None if the target is a number
     budgets        of the training records, or of the persons that they belong to
     test_owned     budgets of the test records; None if they are not known
+    test_persons   how many persons the test records are of; None likewise, or without persons
     recipe         steps, batch size, clip norm
     features       what computed the inputs; None if they are those of the data
     persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
@@ -284,6 +285,7 @@ class Prepared:
     classes: tuple[str, ...] | None
     budgets: Budgets
     test_owned: Owned | None
+    test_persons: int | None
     recipe: Recipe
     features: FixedFeatures | None = None
     persons: IntArray | None = None
@@ -411,10 +413,11 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         kept, shared = apart(config, sides.ids, sides.test_ids, len(sides.test), members)
         sides = replace(sides, test=sides.test.chosen(kept), test_ids=_some(sides.test_ids, kept))
     if members is not None:
-        train, owner, held = _charged(config, sides.train, sides.ids, members)
+        train, owner, held, test_persons = _charged(config, sides.train, sides.ids, members)
         test, tested = held or sides.test, None
     else:
         train, owner, test, tested = _with_budgets(config, folder, source, chooser, sides, kept)
+        test_persons = None if tested is None or tested.person is None else len(np.unique(tested.person))
     scored, judges = None, None
     if config.privacy.select is not None and members is None:
         train, owner, scored, judges = _split(train, owner, config.privacy.held_out, "privacy.held_out")
@@ -432,6 +435,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         classes=source.classes,
         budgets=owner.budgets,
         test_owned=tested,
+        test_persons=test_persons,
         recipe=recipe_for(config, owner.budgets),
         features=features,
         persons=owner.person,
@@ -532,8 +536,11 @@ def _some(ids: Any, rows: npt.NDArray[np.bool_]) -> Any:
     return None if ids is None else ids.take(np.flatnonzero(rows))
 
 
-def _charged(config: Config, source: Source, ids: Any, members: Members) -> tuple[Source, Owned, Source | None]:
-    """Training data of the people who take part, their budgets, and test data of others if a share is held out."""
+def _charged(
+    config: Config, source: Source, ids: Any, members: Members
+) -> tuple[Source, Owned, Source | None, int | None]:
+    """Training data of the people who take part, their budgets, test data of others if a share is held out, and how
+    many people these are."""
     person, texts = persons_in(config, source.table, config.data.train, ids)
     share, kept = config.data.test_share, np.arange(len(texts))
     if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
@@ -544,12 +551,12 @@ def _charged(config: Config, source: Source, ids: Any, members: Members) -> tupl
     rows = np.flatnonzero(place[person] >= 0)
     owner = Owned(budgets.without_ids(), place[person[rows]])
     if share is None:
-        return source.subset(rows), owner, None
+        return source.subset(rows), owner, None, None
     stays = ~members.withdrawn([texts[i] for i in held.tolist()])
     tested = np.flatnonzero(np.isin(person, held[stays]))
     if not len(tested):
         raise DataError(f"data.test_share = {share:g} leaves no rows to test on.")
-    return source.subset(rows), owner, source.subset(tested)
+    return source.subset(rows), owner, source.subset(tested), len(np.unique(person[tested]))
 
 
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:

@@ -48,6 +48,7 @@ class EvalData(Strict):
 
     data: Literal["private", "public"] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
+    persons: Annotated[int, Field(ge=1)] | None = None
     classes: list[str] | None = None
 
 

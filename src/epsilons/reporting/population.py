@@ -176,7 +176,8 @@ def _test_records(data: EvalData, release: bool) -> str:
         return "test data"
     if release and data.records < SMALLEST_SHOWN:
         return f"fewer than {SMALLEST_SHOWN} test records"
-    return f"{data.records:,} test records"
+    of = "" if release or data.persons is None else f" of {data.persons:,} persons"
+    return f"{data.records:,} test records{of}"
 
 
 def stated(plan: Plan, settings: RunSettings, release: bool) -> str | None:

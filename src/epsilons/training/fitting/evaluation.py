@@ -137,6 +137,7 @@ class EvalData:
     groups   (records,) each record's group in the plan, -1 for unknown
     scale    how numbers to predict were scaled, so that errors are in their own unit; None if they were not
     every    updates between evaluations; by default there is one at the end
+    persons  how many persons the records are of, for the report; None if that is not known
 
     Raises DataError for data that cannot be read by index, InputError for a wrong number of groups.
     """
@@ -149,6 +150,7 @@ class EvalData:
     groups: npt.NDArray[np.int64] | None = None
     scale: Scale | None = None
     every: int | None = None
+    persons: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):

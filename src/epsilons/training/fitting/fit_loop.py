@@ -338,6 +338,7 @@ def _settings_of(held_out: EvalData | None) -> dict[str, Any]:
         "eval_data": {
             "data": "public" if held_out.public else "private",
             "records": len(held_out),
+            **({} if held_out.persons is None else {"persons": held_out.persons}),
             "classes": None if held_out.classes is None else list(held_out.classes),
         }
     }
