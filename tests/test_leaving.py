@@ -208,7 +208,7 @@ def test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start(draw
     assert (state["phase"], state["step"], state["updates"]) == (0, draw, draw)
 
 
-@pytest.mark.parametrize("what", ["the schedule", "the average", "a parameter", "the momentum"])
+@pytest.mark.parametrize("what", share(["the schedule", "the average", "a parameter", "the momentum"], 2))
 def test_if_the_start_of_the_draw_is_unknown_an_older_checkpoint_stays(what, tmp_path):
     """The loop moves in the middle of a draw what is moved between draws elsewhere: the start is not there any more."""
     loop = Loop(tmp_path / "run", checkpoint_every=4)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from epsilons.clipping import ENGINES, Engine, NonFiniteGradientError, engine
 from epsilons.errors import EpsilonsError, ModelError
+from shares import share
 from sums import away, length
 
 from .adapters import Refused, Table, Trainer, record
@@ -225,7 +226,8 @@ def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight
 
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize(
-    "layer", ["linear", "linear without bias", "scale and shift", "embedding", "mean of an embedding", "layer norm"]
+    "layer",
+    share(["linear", "linear without bias", "scale and shift", "embedding", "mean of an embedding", "layer norm"], 3),
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: str, dtype: torch.dtype):
@@ -248,10 +250,10 @@ def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: s
 @pytest.mark.parametrize("which", ENGINES)
 def test_gradients_near_the_largest_number_keep_the_bound(which: str):
     """A linear layer's two sides, below 2³⁰ each: the gradient fits into 32 bits, and some factors do not."""
-    for share in np.linspace(0.3, 0.99, 12):
+    for part in np.linspace(0.3, 0.99, 12):
         for clip_norm in (1.0, 1e-7, 1e-22, 1e-26):
             model = nn.Linear(3, 1, bias=False)
-            x = torch.tensor([[2.0**30 * float(share), 0.0, 0.0], [1.0, 0.0, 0.0]])
+            x = torch.tensor([[2.0**30 * float(part), 0.0, 0.0], [1.0, 0.0, 0.0]])
             losses = lambda: model(x).squeeze(1) * torch.tensor([2.0**30, 0.0])  # noqa: B023, E731
             contribution = length(first_alone(which, model, losses, clip_norm))
             assert 0.99 * clip_norm <= contribution <= clip_norm
