@@ -277,9 +277,9 @@ def numbers_in_place_of_texts(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PLANTED = {
-    "the training table": (tables, "read_table", reading),
-    "a dropped column": (tables, "read_table", numbers_in_place_of_texts),
-    "the table of a plan": (prepare_module, "read_table", reading),
+    "the training table": (tables, "open_table", reading),
+    "a dropped column": (tables, "open_table", numbers_in_place_of_texts),
+    "the table of a plan": (prepare_module, "open_table", reading),
     "the list of budgets": (consent_module, "read_table", reading),
     "one way of a statement": (ids_module, "normalised", lambda f: lambda text, rule: f(text, rule[1:])),
     "the statement": (ids_module, "count_unstated", lambda f: lambda rule, *texts: (0, 1)),

@@ -110,7 +110,7 @@ def test_a_file_that_is_left_early_is_read_no_further(monkeypatch):
     Path("long.csv").write_text("a,b\n" + "1,2\n" * 200_000)
     monkeypatch.setattr(reading, "BLOCK", 1 << 14)
     monkeypatch.setattr(table_files, "opened", lambda path, is_gzip: Slow(path.read_bytes()))
-    with reading._reader(table_files.text_file(Path("long.csv"), DataError), ()) as reader:
+    with reading.reader(table_files.text_file(Path("long.csv"), DataError), ()) as reader:
         assert reader.schema.names == ["a", "b"]
     made = len(reads)
     time.sleep(0.3)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -43,7 +42,7 @@ LARGEST_FLOAT = 10**15
 _ROUNDED = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+e[+-]?|e[+-])[0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"\+?([0-9]+)(?:e([0-9]{1,2}))?")
 #: Texts that case alone can make another spelling of something.
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_PLAIN = r"\A(?:[0-9]+|[A-Za-z_][A-Za-z0-9_-]*)\z"
 
 SEVERAL_OWNERS = (
     "A row has one person, got {count:,} columns of ids. A row about several people, such as a message with a sender "
@@ -131,14 +130,23 @@ def count_unstated(rule: Rule, *texts: Any) -> tuple[int, int]:
 
     Open is whether an id is another spelling of another one, and which number it was before a program rounded it.
     """
-    names = {name for part in texts for name in part.unique().to_pylist()}
+    import pyarrow
+    import pyarrow.compute as pc
+
+    names = pyarrow.chunked_array([part.unique() for part in texts], pyarrow.large_string()).unique()
     if AS_WRITTEN in rule:
         return 0, len(names)
-    keys = {name: _key(name) for name in names}
-    times = Counter(keys.values())
-    are_numbers = all(_NUMBER.fullmatch(key) for key in times)
-    rounded = [n for n in names if _ROUNDED.fullmatch(n) or (are_numbers and "e" in n.lower())]
-    return len({*rounded, *(name for name, key in keys.items() if times[key] > 1)}), len(names)
+    plain = pc.match_substring_regex(names, _PLAIN)  # most ids, at once
+    lower = pc.ascii_ltrim(pc.ascii_lower(names.filter(plain)), "0")
+    lower, others = pc.if_else(pc.equal(lower, ""), "0", lower), names.filter(pc.invert(plain)).to_pylist()
+    keys = pyarrow.concat_arrays([lower, pyarrow.array([_key(name) for name in others], lower.type)])
+    times = keys.value_counts()
+    shared = pc.is_in(keys, value_set=times.field(0).filter(pc.greater(times.field(1), 1)))
+    are_numbers = pc.all(pc.match_substring_regex(keys, rf"\A(?:{_NUMBER.pattern})\z")).as_py()
+    is_open = shared.to_numpy(zero_copy_only=False)
+    rounded = [bool(_ROUNDED.fullmatch(n)) or (are_numbers and "e" in n.lower()) for n in others]
+    is_open[len(lower) :] |= np.array(rounded, dtype=bool)
+    return int(is_open.sum()), len(names)
 
 
 def check_stated(rule: Rule, *texts: Any) -> None:
@@ -160,8 +168,6 @@ def unstated(count: int, names: int) -> str:
 
 def _key(text: str) -> str:
     """What all spellings of an id have in common."""
-    if text.isascii() and (text.isdigit() or _PLAIN.fullmatch(text)):  # most ids, at once
-        return text.lower().lstrip("0") or "0"
     text = re.sub(r"\A([0-9]+[.,][0-9]*[1-9])0+\Z", r"\1", normalised(text, tuple(WAYS)))
     match = _NUMBER.fullmatch(text)
     return text if match is None else normalised(match[1] + "0" * int(match[2] or 0), tuple(WAYS))

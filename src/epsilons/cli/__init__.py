@@ -26,6 +26,9 @@ SHOWN = 1000
 #: The base of typer's errors about arguments. It is a class of click, which newer versions of typer bundle.
 _UsageError: Any = typer.BadParameter.__mro__[2]
 
+# pyarrow then gives free memory back at once, so that it is not held beside the inputs of large tables.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")
+
 _python_showwarning = warnings.showwarning
 
 #: Command -> (its module, the first sentence of its help).

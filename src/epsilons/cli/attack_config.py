@@ -23,6 +23,7 @@ from ..ledger.signatures import warn_of_change
 from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
+from ..training.encoded import as_tensor
 from ..training.opening import hash_of_groups
 from ..training.validation import groups_of
 from . import Interrupted, Terminated
@@ -101,13 +102,13 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
     torch.manual_seed(flags.seed)  # the common start
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
     rows = 1 if prepared.persons is None else training.rows_per_person
-    check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
+    check_outputs(model, as_tensor(prepared.train.inputs), prepared.outputs, config.model.name)
     return membership.attack(
         model,
-        Records(prepared.train, persons=prepared.persons, rows_per_person=rows),
+        Records(prepared.train.whole(), persons=prepared.persons, rows_per_person=rows),
         plan,
         budgets=prepared.budgets,
-        population=prepared.test,
+        population=None if prepared.test is None else prepared.test.whole(),
         attacks=flags.names,
         dealt_at_random=config.budgets.shares is not None,
         tiers=config.budgets.levels,

@@ -29,6 +29,7 @@ from ..planning import Plan
 from ..planning.display import round_up
 from ..training import Performance, Private, Training, fit
 from ..training.distributed import Ranks, launched_processes
+from ..training.encoded import as_tensor
 from .options import console, show_plan
 from .plan_inputs import TrainFlags, check_trusted
 from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, records_of, show_data
@@ -64,7 +65,7 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds[0] if seeds else 0)
         model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
-        check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
+        check_outputs(model, as_tensor(prepared.train.inputs), prepared.outputs, config.model.name)
         seconds = None if members is not None else _seconds_per_step(model, prepared, plan)
     would = _Would(prepared, plan, folder, plan_folder, sum(p.numel() for p in model.parameters()), seconds)
     show_data(prepared, out)

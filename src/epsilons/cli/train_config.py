@@ -22,7 +22,7 @@ from ..configs.plan_choice import counted_plan, differences_from_config, plan_of
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
-from ..data.arrays import Provenance, in_words
+from ..data.arrays import Encoded, Provenance, in_words
 from ..errors import InputError, ModelError, printable
 from ..ledger.account import read_account
 from ..ledger.plan_folder import PlanFolder, opened
@@ -32,8 +32,10 @@ from ..models import build
 from ..planning import Plan
 from ..planning.display import spend_table
 from ..registry import evidence
+from ..tabular import release
 from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
 from ..training.distributed import check_alone, launched_processes, process_group
+from ..training.encoded import as_tensor
 from ..training.fitting import tuning
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
@@ -141,7 +143,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out = console(quiet=flags.quiet or flags.as_json)
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
-    prepared = prepare(config, file.parent, members=members)
+    prepared = _prepared(config, file.parent, members)
     folders = run_folders(folder, config.training.seeds)
     begun = [path for path in folders.values() if flags.resume and RunFolder(path).has_ledger]
     may_start = flags.starts_or_resumes
@@ -168,6 +170,14 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
         print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
+
+
+def _prepared(config: Config, folder: Path, members: Members | None) -> Prepared:
+    """The data, without the memory that only reading them took."""
+    prepared = prepare(config, folder, members=members)
+    if isinstance(prepared.train.inputs, Encoded):
+        release()
+    return prepared
 
 
 def _show_runs(runs: Sequence[Run], scope: str, seeded: bool, out: Console) -> None:
@@ -284,7 +294,7 @@ def train_once(
         torch.manual_seed(seed)
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
     check_device(training.device)
-    inputs, targets = map(torch.from_numpy, prepared.train)
+    inputs, targets = map(as_tensor, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
     progress = RunProgress(run_dir, plan, flags.resume, flags.quiet)
     boards: list[TensorBoard | MLflow] = [MLflow()] if flags.mlflow else []
@@ -362,11 +372,12 @@ def _right(model: nn.Module, prepared: Prepared) -> Any:
     """(held-out,) how right the model is about each held-out record or person: the mean of their rows."""
     assert prepared.held_out is not None
     assert prepared.judges is not None
-    inputs, targets = map(torch.from_numpy, prepared.held_out)
+    inputs, targets = map(as_tensor, prepared.held_out)
     model.eval()
     with torch.no_grad():
         where = next(model.parameters()).device
-        outputs = torch.cat([model(part.to(where)).cpu() for part in torch.split(inputs, 1024)])
+        batches = (inputs[first : first + 1024] for first in range(0, len(inputs), 1024))
+        outputs = torch.cat([model(part.to(where)).cpu() for part in batches])
     if prepared.classes is None:
         rows = 1 - (outputs.reshape(-1) - targets.reshape(-1)).abs() / 2  # numbers are scaled to -1..1
     else:
@@ -409,7 +420,7 @@ def _command(file: Path, flags: TrainFlags, members: Members | None) -> str:
 def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
     if prepared.test is None:
         return None
-    inputs, targets = map(torch.from_numpy, prepared.test)
+    inputs, targets = map(as_tensor, prepared.test)
     public = prepared.config.data.test_public
     bounds = prepared.config.data.columns.numeric.get(prepared.config.data.target)
     scale = Scale(*bounds) if bounds is not None and prepared.classes is None else None

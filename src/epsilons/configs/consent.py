@@ -269,8 +269,7 @@ def _check_used(texts: list[str | None], used: Mask, table: Any, section: Budget
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
     usable = "1" if section.levels is None else next(iter(section.levels))
     cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
-    place = table.column_names.index(section.column)
-    whole = table.set_column(place, section.column, pyarrow.array(cells, pyarrow.string()))
+    whole = table.select([section.column]).set_column(0, section.column, pyarrow.array(cells, pyarrow.string()))
     if section.levels is None:
         epsilon_column(whole, section.column, path)
     else:

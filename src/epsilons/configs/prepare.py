@@ -20,11 +20,11 @@ from ..core.mechanism import IntArray, Unit
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.infer import names_persons, repeated_identifiers
-from ..data.tables import Columns, chosen
+from ..data.tables import Columns, Kept, chosen
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError
 from ..planning import Plan, Recipe, plan
 from ..planning.guarantee import EACH_ROW
-from ..tabular import column_of, days, is_table, read_table
+from ..tabular import column_of, days, is_table, open_table
 from .config import BudgetsSection, Config, date_rule
 from .config_file import strategy_options
 from .config_training import column_of_persons
@@ -86,11 +86,12 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
         if config.data.person_stated is None:
             _check_stated(table, where)
         return Owned(_of_records(config, table, rows, folder, where, found))
-    person, texts = persons_in(config, table, where, None if found is None else found.rows)
+    check_persons(config, table, where, None if found is None else found.rows)
     assert found is not None
     section = config.budgets
     if section.shares is not None:
-        return Owned(_simulated(section, len(texts), "person"), person)
+        roster = Roster.of(found.rows)
+        return Owned(_simulated(section, len(roster), "person"), roster.of_row)
     source, path = (table, where) if section.file is None else (found.usable, section.file)
     budgets = Budgets.from_table(source, folder / path, _columns(config, found))
     owner = Owned(budgets.without_ids(), budgets.persons_of(found.rows))
@@ -110,8 +111,8 @@ def _columns_in(section: BudgetsSection) -> BudgetColumns:
     return columns if section.risks is None else columns._replace(tiers=section.risks)
 
 
-def persons_in(config: Config, table: Any, where: str, ids: Any) -> tuple[IntArray, list[str]]:
-    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError.
+def check_persons(config: Config, table: Any, where: str, ids: Any) -> None:
+    """Raise DataError if no column holds the id of each row's person; warn if another one may do so.
 
     ids  (rows,) as the join read them; None without persons
     """
@@ -122,9 +123,6 @@ def persons_in(config: Config, table: Any, where: str, ids: Any) -> tuple[IntArr
             f'{column!r}. Name it, or write person = "{EACH_ROW}".'
         )
     _warn_of_other_ids(table, column, where)
-    roster = Roster.of(ids)
-    assert roster.of_row is not None
-    return roster.of_row, roster.texts
 
 
 def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Budgets:
@@ -356,7 +354,7 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         texts = [*_aside(config), *data.test_after]
-        table = read_table(folder / data.train, "training data", DataError, texts, data.marks)
+        table = open_table(folder / data.train, "training data", DataError, texts, data.marks)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
         rows = len(table)
     else:
@@ -378,7 +376,7 @@ def joined(config: Config, folder: Path, members: Members | None, with_test: boo
     for where in filter(None, (config.data.train, config.data.test if with_test else None)):
         chooser = consent(config, folder, where, members, trained=found[0] if found else None, is_check=True)
         if chooser is not None and is_table(folder / where):
-            chooser(read_table(folder / where, "data", DataError, _aside(config), config.data.marks))
+            chooser(open_table(folder / where, "data", DataError, _aside(config), config.data.marks))
             found.append(chooser)
     return found
 
@@ -403,7 +401,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         raise InputError(NEEDS_REGISTRY)
     check_public(config)
     chooser = consent(config, folder, data.train, members)
-    source = _read(config, folder, data.train, "train", data.class_names, chooser)
+    choice = None if members is not None else _Choice(config, folder, chooser)
+    source = _read(config, folder, data.train, "train", data.class_names, chooser, choice)
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
@@ -416,7 +415,9 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         train, owner, held, test_persons = _charged(config, sides.train, sides.ids, members)
         test, tested = held or sides.test, None
     else:
-        train, owner, test, tested = _with_budgets(config, folder, source, chooser, sides, kept)
+        assert choice is not None
+        owner = choice.budgets_of(source)  # all rows state budgets
+        train, owner, test, tested = _with_budgets(config, folder, source, owner, sides, kept)
         test_persons = None if tested is None or tested.person is None else len(np.unique(tested.person))
     scored, judges = None, None
     if config.privacy.select is not None and members is None:
@@ -444,6 +445,40 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         held_out=None if scored is None else _computed(features, scored),
         judges=judges,
     )
+
+
+@dataclass(eq=False)
+class _Choice:
+    """Chooses the records of a table, and reads their budgets before the inputs take memory.
+
+    owner  the budgets, or what is wrong with them: `budgets_of` raises it, after what is wrong with other columns
+    """
+
+    config: Config
+    folder: Path
+    chooser: Consent | None
+    owner: Owned | InputError | None = None
+
+    def __call__(self, table: Any) -> Mask:
+        """(rows,) which records are used."""
+        used = np.ones(len(table), dtype=bool) if self.chooser is None else self.chooser(table)
+        if used.any():
+            some = chosen(table, used, self.folder / self.config.data.train)
+            try:
+                self.owner = self._owned(some, len(some))
+            except InputError as error:
+                self.owner = error
+        return used
+
+    def budgets_of(self, source: Source) -> Owned:
+        """The budgets of these records, which were chosen."""
+        owner = self._owned(source.table, len(source)) if self.owner is None else self.owner
+        if isinstance(owner, InputError):
+            raise owner
+        return owner
+
+    def _owned(self, table: Any, rows: int) -> Owned:
+        return owned(self.config, table, rows, self.folder, self.config.data.train, self.chooser)
 
 
 @dataclass(frozen=True, eq=False)
@@ -485,11 +520,10 @@ def _sides(config: Config, folder: Path, source: Source, chooser: Consent | None
 
 
 def _with_budgets(
-    config: Config, folder: Path, source: Source, chooser: Consent | None, sides: _Sides, kept: Mask
+    config: Config, folder: Path, source: Source, owner: Owned, sides: _Sides, kept: Mask
 ) -> tuple[Source, Owned, Source | None, Owned | None]:
     """Training and test data with their budgets. kept: (test rows,) which of them are tested on."""
     data = config.data
-    owner = owned(config, source.table, len(source), folder, data.train, chooser)  # all rows state budgets
     if sides.rows is not None:
         trained = owner.of(sides.rows[0], config.budgets.without_rows is not None)
         return sides.train, trained, sides.test, owner.of(sides.rows[1][kept])
@@ -541,7 +575,10 @@ def _charged(
 ) -> tuple[Source, Owned, Source | None, int | None]:
     """Training data of the people who take part, their budgets, test data of others if a share is held out, and how
     many people these are."""
-    person, texts = persons_in(config, source.table, config.data.train, ids)
+    check_persons(config, source.table, config.data.train, ids)
+    roster = Roster.of(ids)  # (persons,) in the order of first rows
+    person, texts = roster.of_row, roster.texts
+    assert person is not None
     share, kept = config.data.test_share, np.arange(len(texts))
     if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
         held, kept = split(share, len(texts), "person")
@@ -562,12 +599,21 @@ def _charged(
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
     """Features in the place of the inputs; with texts, beside them."""
     inputs, targets = source.arrays
-    return source.arrays if features is None else Arrays(features.in_place_of(inputs, source.texts), targets)
+    return (
+        source.arrays if features is None else Arrays(features.in_place_of(np.asarray(inputs), source.texts), targets)
+    )
 
 
 def _read(
-    config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None, chooser: Consent | None
+    config: Config,
+    folder: Path,
+    where: str,
+    split: str,
+    classes: tuple[str, ...] | None,
+    chooser: Consent | None,
+    kept: Kept | None = None,
 ) -> Source:
+    """The records of a file that `chooser` chooses; of a table, `kept` calls it."""
     data, aside = config.data, _aside(config)
     is_plain_table = is_table(folder / where) and not is_image_table(folder / where)
     features = replace(data.columns, texts=(*data.columns.texts, *aside, *({*data.test_after} & {*data.drop})))
@@ -578,7 +624,7 @@ def _read(
         classes=classes,
         number=config.training.loss == "mse",
         pixels=data.features is not None,
-        columns=Columns(data.target, features, aside, chooser),
+        columns=Columns(data.target, features, aside, kept or chooser),
     )
     if chooser is None or is_plain_table:
         return source
@@ -597,8 +643,6 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
     section = config.data.features
     if section is None:
         return None
-    from torch import from_numpy  # only here, like what imports it
-
     from ..training.features import FEATURES, features_of_run
     from ..training.features.fixed import FILE, fixed
 
@@ -607,7 +651,7 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
         options["model"] = str((folder / options["model"]).resolve())  # paths are relative to the config's folder
     if run is not None and (run / FILE).is_file():
         return replace(features_of_run(run), options=options)
-    found = fixed(FEATURES, section.name, options, from_numpy(source.arrays.inputs))
+    found = fixed(FEATURES, section.name, options, source.arrays.inputs)
     if found.kind.of_texts != (source.texts is not None):
         needed = (
             "texts: name their columns in data.text" if found.kind.of_texts else "images, and data.text names texts"

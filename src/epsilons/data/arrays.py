@@ -13,6 +13,57 @@ from ..errors import DataError
 from ..tabular.table_files import pyarrow
 
 
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The inputs of a large table, which are made when some of them are needed: `np.asarray(encoded[rows])`.
+
+    numbers  (rows, numbers) the first columns of the inputs
+    codes    (rows, categories) the place of each record's value among those of its category, -1 for none of them
+    widths   (categories,) how many values each category has: they become columns with a 1 or only zeros
+    rows     (records,) which of these rows; all without it
+    """
+
+    numbers: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.signedinteger[Any]]
+    widths: tuple[int, ...]
+    rows: npt.NDArray[np.integer[Any]] | None = None
+
+    dtype = np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.numbers if self.rows is None else self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.numbers.shape[1] + sum(self.widths)
+
+    def __getitem__(self, records: slice | npt.NDArray[np.integer[Any]]) -> Encoded:
+        """These records, in this order."""
+        return self.at(self.places[records])
+
+    @property
+    def places(self) -> npt.NDArray[np.integer[Any]]:
+        """(records,) the row of each record."""
+        return np.arange(len(self), dtype=np.int32) if self.rows is None else self.rows
+
+    def at(self, rows: npt.NDArray[np.integer[Any]]) -> Encoded:
+        """The records in these rows of the table."""
+        return replace(self, rows=rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[np.float32]:
+        """(records, numbers and one column for each value of a category)."""
+        rows = slice(None) if self.rows is None else self.rows
+        numbers, codes = self.numbers[rows], self.codes[rows]
+        made = np.zeros(self.shape, dtype=np.float32)
+        made[:, : numbers.shape[1]] = numbers
+        first = numbers.shape[1]
+        for category, width in enumerate(self.widths):
+            known = np.flatnonzero(codes[:, category] >= 0)
+            made[known, first + codes[known, category].astype(np.int64)] = 1.0
+            first += width
+        return made if dtype is None else made.astype(dtype, copy=False)
+
+
 class Arrays(NamedTuple):
     """Inputs and targets, one row per record.
 
@@ -20,12 +71,16 @@ class Arrays(NamedTuple):
     targets  (records,) class indices, or (records, 1) 32-bit floats
     """
 
-    inputs: npt.NDArray[np.float32 | np.int32]
+    inputs: npt.NDArray[np.float32 | np.int32] | Encoded
     targets: npt.NDArray[Any]
 
     def subset(self, indices: npt.NDArray[np.int64]) -> Arrays:
         """These records, in this order."""
         return Arrays(self.inputs[indices], self.targets[indices])
+
+    def whole(self) -> Arrays:
+        """The same with inputs that are all in memory."""
+        return Arrays(np.asarray(self.inputs), self.targets)
 
 
 @dataclass(frozen=True, eq=False)

@@ -423,8 +423,10 @@ def _repeats(table: Any, name: str) -> tuple[int, int] | None:
 
     Blanks around a value do not make another one.
     """
+    if not is_identifier(name):
+        return None
     cells = table.column(table.column_names.index(name))
-    if not is_identifier(name) or not (is_number(cells.type) or is_text(cells)):
+    if not (is_number(cells.type) or is_text(cells)):
         return None
     if is_text(cells):
         cells = pc.utf8_trim(emptied(cells.cast("string")), " \t")

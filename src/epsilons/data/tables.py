@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +23,19 @@ import numpy.typing as npt
 
 from ..core.disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, read_table
+from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, open_table
 from ..tabular.cells import CellRule, Unread, as_text, by_meaning, column_of, encoded, numbers
 from ..tabular.table_files import pyarrow, types
-from .arrays import Arrays, Source
+from .arrays import Arrays, Encoded, Source
 from .texts import Tokens, texts_of, token_ids
 
 #: pyarrow.Table -> (rows,) which records are used, for `table`.
 Kept = Callable[[Any], npt.NDArray[np.bool_]]
+
+#: Inputs with more bytes are not made at once.
+LARGE = 1 << 28
+#: Rows whose cells are read at once.
+PART = 1 << 18
 
 #: The number of a row in an error.
 ROW = re.compile("(?<= row )[0-9][0-9,]*(?=, counted from 0 below the header)")
@@ -110,8 +118,10 @@ def table(path: Path, what: str, classes: Sequence[str] | None, columns: Columns
     # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
     # So columns are read as text, and each cell is parsed alone.
     # `drop` does not change how ids, budgets and the target are read: an id that is read as a number is another id.
-    written = {*features.names} - {*features.drop} | {*features.texts, *aside, target}
-    records = read_table(path, what, DataError, written, features.marks)
+    inputs_first = [*features.free_text, *features.numeric, *features.dates, *features.categorical]
+    written = [name for name in inputs_first if name not in (*features.drop, target)]
+    written = list(dict.fromkeys([*written, target, *aside, *features.texts]))
+    records = open_table(path, what, DataError, written, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     used = np.ones(len(records), dtype=bool) if kept is None else kept(records)
@@ -119,17 +129,17 @@ def table(path: Path, what: str, classes: Sequence[str] | None, columns: Columns
     try:
         _check_columns(records.column_names, path, target, features, aside)
         check_texts(records, {target, *rules, *features.free_text}, path)
-        _check_dates(records, features, path)
-        _check_categories(records, features, path)
+        inputs, texts = record_inputs(records, target, features, path, is_whole=True)
         cells = column_of(records, target, path, DataError)
-        inputs, texts = record_inputs(records, target, features, path)
         if classes is not None:
             coded = _coded(cells, None if target in features.texts else classes, features.marks)
             targets = class_indices(*coded, classes, target, path)
             return Source(Arrays(inputs, targets), tuple(classes), records, texts)
+        if target in features.numeric:
+            _check_no_dates(cells, target, path)
         values = _target_numbers(records, target, features, path)
-        scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
-        return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+        scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values
+        return Source(Arrays(inputs, scaled.astype(np.float32)[:, None]), None, records, texts)
     except DataError as error:  # which counts the rows that are used
         rows = [*np.flatnonzero(used).tolist(), len(used)]  # the last is for names that look like a row
         message = ROW.sub(lambda found: f"{rows[min(int(found[0].replace(',', '')), len(rows) - 1)]:,}", str(error))
@@ -137,19 +147,22 @@ def table(path: Path, what: str, classes: Sequence[str] | None, columns: Columns
 
 
 def record_inputs(
-    table: Any, target: str, features: Features, path: Path, unread: Unread = None
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_] | None]:
-    """(inputs, texts) of the records of a pyarrow.Table, as in `Source`. A record's inputs depend on no other record.
+    table: Any, target: str, features: Features, path: Path, unread: Unread = None, is_whole: bool = False
+) -> tuple[npt.NDArray[Any] | Encoded, npt.NDArray[np.object_] | None]:
+    """(inputs, texts) of the records of a table, as in `Source`. A record's inputs depend on no other record.
 
-    path    the table's file, for messages
-    unread  takes note of cells that are no numbers or dates, which then count as empty; without it, they are refused
+    path      the table's file, for messages
+    unread    takes note of cells that are no numbers or dates, which then count as empty; without it, they are refused
+    is_whole  True for all records that are trained or tested on: rules that fit none of them are then refused, and many
+              inputs are not made at once
 
     Raises DataError for a column that is missing, and for a cell that is not a number.
     """
     texts = _free_texts(table, features, path)
     if features.tokens is not None and texts is not None:
         return token_ids(texts[:, 0].tolist(), features.tokens), None
-    return _inputs(table, target, features, path, unread), texts
+    inputs = _inputs(table, target, features, path, unread, is_whole)
+    return inputs if is_whole and 4 * math.prod(inputs.shape) > LARGE else np.asarray(inputs), texts
 
 
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
@@ -233,38 +246,71 @@ def _nearest(name: str, columns: Sequence[str]) -> str | None:
     return lower[close[0]] if close else None
 
 
-def _check_dates(table: Any, features: Features, path: Path) -> None:
+def _check_no_dates(cells: Any, name: str, path: Path) -> None:
     """Refuse dates as numbers, which they are not, and as hashed values, because a bucket would hold unrelated days.
 
     A list of values is allowed.
     """
-    hashed = [name for name, values in features.categorical.items() if isinstance(values, int)]
-    for name in [*features.numeric, *hashed]:
-        if name in table.column_names and holds_dates(column_of(table, name, path, DataError)):
-            raise DataError(
-                f"Column {name!r} of {path} holds dates, which are neither numbers nor categories. State bounds in "
-                f'[data.dates], like {name} = ["2010-01-01", "2024-12-31"], or list the column in data.drop.'
-            )
+    if holds_dates(cells):
+        raise DataError(
+            f"Column {name!r} of {path} holds dates, which are neither numbers nor categories. State bounds in "
+            f'[data.dates], like {name} = ["2010-01-01", "2024-12-31"], or list the column in data.drop.'
+        )
 
 
-def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unread) -> npt.NDArray[np.float32]:
-    """(records, features): the numeric columns, then the categorical ones; no features beside texts alone."""
-    found = {name: _numbers(table, name, features, path, unread) for name in features.numeric if name != target}
-    parts: list[npt.NDArray[Any]] = [_scaled(values, *features.numeric[name]) for name, values in found.items()]
-    parts += [
-        _scaled_days(table, name, path, rule, features.rule(name, unread)) for name, rule in features.dates.items()
-    ]
-    parts += [
-        _one_hot(*_categories(table, name, features, path), name, values)
-        for name, values in features.categorical.items()
-    ]
-    if not parts and not features.free_text:
+def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unread, is_whole: bool) -> Encoded:
+    """The numeric columns, the dates, and then the categorical ones; no features beside texts alone.
+
+    Columns are read one after another, part by part, so that few cells are in memory beside the inputs.
+    """
+    rows, named = table.num_rows, [name for name in features.numeric if name != target]
+    widths = [values if isinstance(values, int) else len(values) for values in features.categorical.values()]
+    if not (named or features.dates or widths or features.free_text):
         raise DataError(
             f"No column of {path} is an input. List them in [data.numeric], [data.dates], [data.categorical] and "
             "data.text."
         )
-    parts = [part.astype(np.float32, copy=False) for part in parts]
-    return np.concatenate([np.empty((table.num_rows, 0), dtype=np.float32), *parts], axis=1)
+    numeric = np.empty((rows, len(named) + len(features.dates)), dtype=np.float32)
+    codes = np.empty((rows, len(widths)), dtype=np.min_scalar_type(-max(widths, default=1)))
+    into: tuple[tuple[Iterable[str], npt.NDArray[Any], Callable[..., npt.NDArray[Any]]], ...] = (
+        (named, numeric, _scaled_numbers),
+        (features.dates, numeric[:, len(named) :], _scaled_days),
+        (features.categorical, codes, _places),
+    )
+    marks = replace(marks_of(table), decimal=features.marks.decimal)
+    for names, made, read in into:
+        for place, name in enumerate(names):
+            cells, listed = column_of(table, name, path, DataError), features.categorical.get(name, ())
+            if is_whole and (read is _scaled_numbers or isinstance(listed, int)):
+                _check_no_dates(cells, name, path)
+            own = partial(read, name=name, features=features, path=path, marks=marks, unread=unread)
+            _fill(made[:, place], cells, own, PART if unread is None else rows)
+            if is_whole and read is _places and not isinstance(listed, int):
+                _check_some_known(made[:, place], name, path, listed)
+    return Encoded(numeric, codes, tuple(widths))
+
+
+def _check_some_known(places: npt.NDArray[Any], name: str, path: Path, values: Sequence[str]) -> None:
+    """Raise DataError if many cells of a column hold none of the listed values: the list is probably misspelt."""
+    if len(places) >= SMALLEST_SHOWN and (places < 0).all():
+        raise DataError(
+            f"None of the {len(places):,} cells of column {name!r} in {path} is one of the values listed in "
+            f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
+            "in data.drop."
+        )
+
+
+def _fill(made: npt.NDArray[Any], cells: Any, read: Callable[[Any], npt.NDArray[Any]], size: int) -> npt.NDArray[Any]:
+    """(records,) what `read` makes of a column, in parts. Where it refuses a part, it reads all: errors count all rows.
+
+    made  takes the values
+    """
+    with suppress(DataError):
+        for first in range(0, max(len(cells), 1), max(size, 1)):
+            made[first : first + size] = read(cells.slice(first, size))
+        return made
+    made[:] = read(cells)
+    return made
 
 
 def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.object_] | None:
@@ -288,27 +334,43 @@ def _coded(cells: Any, values: Collection[str] | None, marks: Marks) -> tuple[li
     return texts, codes
 
 
-def _categories(table: Any, name: str, features: Features, path: Path) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The cells of a categorical column, as in `_coded`, as they are compared with the listed values or hashed."""
-    cells, values = column_of(table, name, path, DataError), features.categorical[name]
-    is_as_spelt = isinstance(values, int) or name in features.texts
-    return _coded(cells, None if is_as_spelt else values, features.marks)  # type: ignore[arg-type]  # no int
+def _places(
+    cells: Any, name: str, features: Features, path: Path, marks: Marks, unread: Unread
+) -> npt.NDArray[np.int64]:
+    """(records,) the place of each cell's value among those listed, -1 for another one; or its bucket."""
+    values = features.categorical[name]
+    if isinstance(values, int):
+        texts, codes = _coded(cells, None, marks)
+        places = [_bucket(name, text, values) for text in texts]
+    else:
+        texts, codes = _coded(cells, None if name in features.texts else values, marks)
+        index = {value: number for number, value in enumerate(values)}
+        places = [index.get(text, -1) for text in texts]
+    return np.array(places, dtype=np.int64)[codes]
 
 
-def _numbers(table: Any, name: str, features: Features, path: Path, unread: Unread = None) -> npt.NDArray[np.float64]:
-    cells, marks = column_of(table, name, path, DataError), replace(marks_of(table), decimal=features.marks.decimal)
-    return numbers(cells, name, path, DataError, marks, features.rule(name, unread))
+def _scaled_numbers(
+    cells: Any, name: str, features: Features, path: Path, marks: Marks, unread: Unread
+) -> npt.NDArray[np.float64]:
+    """(records,) in -1..1."""
+    values = numbers(cells, name, path, DataError, marks, features.rule(name, unread))
+    return _scaled(values, *features.numeric[name])
 
 
-def _scaled_days(table: Any, name: str, path: Path, rule: DateRule, also: CellRule) -> npt.NDArray[np.float64]:
-    """(records, 1) in -1..1."""
-    values = days(column_of(table, name, path, DataError), name, path, DataError, rule, also)
+def _scaled_days(
+    cells: Any, name: str, features: Features, path: Path, marks: Marks, unread: Unread
+) -> npt.NDArray[np.float64]:
+    """(records,) in -1..1."""
+    rule = features.dates[name]
+    values = days(cells, name, path, DataError, rule, features.rule(name, unread))
     return _scaled(values, 0.0, float((rule.last - rule.first).days), log=False)
 
 
 def _target_numbers(table: Any, name: str, features: Features, path: Path) -> npt.NDArray[np.float64]:
     """(records,) all finite: a target has no default."""
-    values = _numbers(table, name, features, path)
+    marks, rule = replace(marks_of(table), decimal=features.marks.decimal), features.rule(name)
+    cells = column_of(table, name, path, DataError)
+    values = _fill(np.empty(len(cells)), cells, lambda part: numbers(part, name, path, DataError, marks, rule), PART)
     bad = ~np.isfinite(values)
     if bad.any():
         raise DataError(
@@ -319,41 +381,12 @@ def _target_numbers(table: Any, name: str, features: Features, path: Path) -> np
 
 
 def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool) -> npt.NDArray[np.float64]:
-    """(records, 1) in -1..1."""
+    """(records,) in -1..1."""
     ends = np.array([low, high])
     if log:
         values, ends = np.arcsinh(values), np.arcsinh(ends)
     scaled = np.clip(2 * (values - ends[0]) / (ends[1] - ends[0]) - 1, -1, 1)
-    return np.asarray(np.where(np.isnan(scaled), 0.0, scaled))[:, None]
-
-
-def _one_hot(
-    texts: Sequence[str], codes: npt.NDArray[np.int64], name: str, values: Sequence[str] | int
-) -> npt.NDArray[np.float32]:
-    """(records, values) with one 1 per row, or only zeros for a value that is not listed."""
-    if isinstance(values, int):
-        index, width = {text: _bucket(name, text, values) for text in texts}, values
-    else:
-        index, width = {value: number for number, value in enumerate(values)}, len(values)
-    places = np.array([index.get(text, -1) for text in texts], dtype=np.int64)[codes]
-    known = np.flatnonzero(places >= 0)
-    rows = np.zeros((len(codes), width), dtype=np.float32)
-    rows[known, places[known]] = 1.0
-    return rows
-
-
-def _check_categories(table: Any, features: Features, path: Path) -> None:
-    """Raise DataError if many cells of a column hold none of the listed values: the list is probably misspelt."""
-    for name, values in features.categorical.items():
-        if isinstance(values, int) or len(table) < SMALLEST_SHOWN:
-            continue
-        texts, codes = _categories(table, name, features, path)
-        if {*values}.isdisjoint(texts[code] for code in np.unique(codes)):
-            raise DataError(
-                f"None of the {len(table):,} cells of column {name!r} in {path} is one of the values listed in "
-                f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
-                "in data.drop."
-            )
+    return np.asarray(np.where(np.isnan(scaled), 0.0, scaled))
 
 
 def _bucket(name: str, text: str, buckets: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .by_column import open_table, release
 from .cells import (
     EMPTY,
     alike,
@@ -45,7 +46,9 @@ __all__ = [
     "meanings",
     "not_utf8",
     "numbers",
+    "open_table",
     "read_table",
+    "release",
     "resolved",
     "speller",
     "stem",

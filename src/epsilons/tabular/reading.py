@@ -59,12 +59,24 @@ def read_table(
     file = text_file(path, error, marks)
     table = _text(file, error, texts, as_written)
     _check_end(table, file, error)
+    check_header(table, path, error)
+    return with_marks(table, file.marks)
+
+
+def check_header(table: Any, path: Path, error: type[InputError]) -> None:
+    """Raise `error` if the first line of a text file is a record."""
     if _has_no_header(table):
         raise error(
             f"The first line of {path} looks like a record, not like the names of columns. Put a line with their names "
             "above it. (If these are names, rename a column that is called like one of its own values.)"
         )
-    return with_marks(table, file.marks)
+
+
+def read_columns(
+    file: Path | TextFile, error: type[InputError], names: Collection[str], texts: Collection[str] = ()
+) -> Any:
+    """The pyarrow.Table of these columns of a file, which has them; a Path is that of a .parquet file."""
+    return _parquet(file, error, names) if isinstance(file, Path) else _text(file, error, texts, False, names)
 
 
 def _parquet(path: Path, error: type[InputError], columns: Collection[str] | None) -> Any:
@@ -75,11 +87,16 @@ def _parquet(path: Path, error: type[InputError], columns: Collection[str] | Non
         raise error(f"{path} cannot be read as Parquet: it is damaged, or another kind of file.") from None
 
 
-def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_written: bool) -> Any:
+def _text(
+    file: TextFile, error: type[InputError], texts: Collection[str], as_written: bool, only: Collection[str] = ()
+) -> Any:
     kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if as_written else pyarrow.string()
     parse = {"delimiter": file.marks.separator, "ignore_empty_lines": False, "newlines_in_values": True}
     read = {"encoding": file.encoding, "skip_rows": file.skip, "block_size": BLOCK}
+    if only:  # threads read far ahead of those that parse
+        read |= {"block_size": PART_BLOCK, "use_threads": False}
     convert = {"decimal_point": file.marks.decimal or ".", "strings_can_be_null": False}
+    convert["include_columns"] = list(only)  # none: all
     try:
         if as_written:
             with file.open() as stream:
@@ -160,15 +177,15 @@ def _has_no_header(table: Any) -> bool:
     names = table.column_names
     if names == [str(column) for column in range(len(names))]:
         return False
-    kinds = table.schema.types
-    above = [
-        name
-        for column, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        if types.is_integer(kind) or types.is_floating(kind) or _holds_numbers(table.column(column))
-    ]
+    above = []
+    for place, name in enumerate(names):
+        kind = (cells := table.column(place)).type
+        if types.is_integer(kind) or types.is_floating(kind) or _holds_numbers(cells):
+            if name and decimal(name.replace(",", ".", 1)) is None:
+                return False
+            above.append(name)
     if above:
-        filled = [name for name in above if name]
-        return bool(filled) and all(decimal(name.replace(",", ".", 1)) is not None for name in filled)
+        return any(above)
     texts = [column for column in range(len(names)) if names[column] and is_text(table.column(column))]
     return any(bool(pc.is_in(pyarrow.scalar(names[i]), value_set=different(table.column(i))).as_py()) for i in texts)
 
@@ -200,7 +217,7 @@ def read_parts(
     if is_parquet(path):
         return _of_parquet(path, what, error, columns, rows)
     file = text_file(path, error, marks)
-    return _header(file, what, error), _of_text(file, what, error, rows)
+    return header(file, what, error), _of_text(file, what, error, rows)
 
 
 def slices(table: Any, rows: int) -> Iterator[Any]:
@@ -227,26 +244,27 @@ def _of_parquet(
     return names, parts()
 
 
-def _header(file: TextFile, what: str, error: type[InputError]) -> list[str]:
+def header(file: TextFile, what: str, error: type[InputError]) -> list[str]:
+    """The names of a text file's columns."""
     try:
-        with _reader(file, ()) as reader:
-            return list(reader.schema.names)
+        with reader(file, ()) as parts:
+            return list(parts.schema.names)
     except (pyarrow.ArrowException, OSError, UnicodeError, EOFError):
         raise _part_error(file.path, what, error, file.marks) from None
 
 
 def _of_text(file: TextFile, what: str, error: type[InputError], rows: int) -> Iterator[Any]:
-    names, marks, last = _header(file, what, error), file.marks, None
+    names, marks, last = header(file, what, error), file.marks, None
     try:
-        with _reader(file, names) as reader:
-            for batch in reader:
+        with reader(file, names) as batches:
+            for batch in batches:
                 for part in slices(pyarrow.Table.from_batches([batch]), rows):
                     last = part
                     yield with_marks(part, marks)
                     marks = replace(marks, decimal=marks.decimal or ".")
     except (pyarrow.ArrowException, OSError, UnicodeError, EOFError):
         raise _part_error(file.path, what, error, file.marks) from None
-    if last is not None and _ends_without_a_record(last, file):
+    if last is not None and ends_without_a_record(last, file):
         raise _part_error(file.path, what, error, file.marks)
 
 
@@ -265,7 +283,7 @@ class _Bytes:
 
 
 @contextmanager
-def _reader(file: TextFile, names: Collection[str]) -> Iterator[Any]:
+def reader(file: TextFile, names: Collection[str]) -> Iterator[Any]:
     """A reader of all columns, these as text.
 
     pyarrow reads ahead in threads of its own. A thread that calls Python while the process ends aborts it, so the
@@ -273,22 +291,22 @@ def _reader(file: TextFile, names: Collection[str]) -> Iterator[Any]:
     """
     with file.open() as raw:
         stream = _Bytes(raw)
-        reader = csv.open_csv(
+        batches = csv.open_csv(
             stream,
             csv.ReadOptions(encoding=file.encoding, skip_rows=file.skip, block_size=PART_BLOCK),
             csv.ParseOptions(delimiter=file.marks.separator, ignore_empty_lines=False, newlines_in_values=True),
             csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False),
         )
         try:
-            yield reader
+            yield batches
         finally:
             stream.close()
             with suppress(pyarrow.ArrowException, OSError, UnicodeError, EOFError, ValueError):
-                for _ in reader:
+                for _ in batches:
                     pass
 
 
-def _ends_without_a_record(part: Any, file: TextFile) -> bool:
+def ends_without_a_record(part: Any, file: TextFile) -> bool:
     """Whether the last row may be a blank line, or hold all that follows a quotation mark that is not closed."""
     cells = [column[-1].as_py() for column in part.columns]
     if len(cells) > 1 and not any(cells):

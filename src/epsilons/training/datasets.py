@@ -36,6 +36,8 @@ from .validation import are_columns, columns, named_columns, refuse_tables
 SAMPLED = 10
 #: Of tensors with more bytes than these, so many bytes of some rows are in the fingerprint. Reading all may take hours.
 LARGE, READ = 1 << 30, 1 << 19
+#: So many rows are read at once for a fingerprint of all.
+BLOCK = 4096
 _CPU = torch.device("cpu")
 
 
@@ -119,8 +121,9 @@ class TensorSource:
         for tensor in map(Tensor.detach, self._tensors):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             some = READ // (SAMPLED * len(self._tensors) * tensor.element_size())
+            blocks = (tensor[first : first + BLOCK] for first in range(0, len(self), BLOCK))
             rows = (tensor[row].reshape(-1)[:some] for row in _sampled(len(self)))
-            for part in rows if is_large else torch.split(tensor, 4096):
+            for part in rows if is_large else blocks:
                 digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 

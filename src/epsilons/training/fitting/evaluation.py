@@ -203,14 +203,13 @@ def evaluate(
 
     binary: outputs are logits of targets that are 0 or 1, one or several per record. Raises InputError for no data.
     """
-    dataset: Dataset[Any] = (
-        TensorDataset(*columns(eval_data.data)) if isinstance(eval_data.data, tuple | list) else eval_data.data
-    )
+    is_columns = isinstance(eval_data.data, tuple | list)
+    dataset: Dataset[Any] = _Columns(*columns(eval_data.data)) if is_columns else eval_data.data
     found = _Outcomes(binary, numbers)
     where = next(model.parameters()).device
     model.eval()
     total, count = 0.0, 0
-    for inputs, targets in DataLoader(dataset, batch_size=batch):
+    for inputs, targets in DataLoader(dataset, batch_size=batch, collate_fn=tuple if is_columns else None):
         inputs, targets = inputs.to(where), targets.to(where)
         outputs = model(inputs)
         total += float(loss(outputs, targets).double().sum())
@@ -219,6 +218,13 @@ def evaluate(
     if not count:
         raise InputError("The test data are empty; there is nothing to evaluate on.")
     return {"loss": total / count, **found.metrics(eval_data, groups)}
+
+
+class _Columns(TensorDataset):
+    """Tensors of which a batch is read at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [tensor[torch.tensor(indices)].contiguous() for tensor in self.tensors]
 
 
 class _Outcomes:

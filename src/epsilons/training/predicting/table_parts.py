@@ -129,7 +129,8 @@ def _of_table(table: Any, rules: TableInputs, unread: Unread) -> Iterator[Raw]:
     start = 0
     for part in parts:
         try:
-            yield record_inputs(part, "", features, path, unread)
+            inputs, texts = record_inputs(part, "", features, path, unread)
+            yield np.asarray(inputs), texts
         except DataError as error:
             message = ROW.sub(lambda row: f"{int(row[0].replace(',', '')) + start:,}", str(error))  # noqa: B023
             raise DataError(re.sub(f"^([0-9,]+) of {len(part):,} cells", r"\1 or more cells", message)) from None
