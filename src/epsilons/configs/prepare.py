@@ -403,9 +403,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     chooser = consent(config, folder, data.train, members)
     choice = None if members is not None else _Choice(config, folder, chooser)
     source = _read(config, folder, data.train, "train", data.class_names, chooser, choice)
-    if (source.classes is None) != (config.training.loss == "mse"):
-        kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
-        raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
+    _check_loss(config, source)
     sides = _sides(config, folder, source, chooser, members)
     kept, shared = np.ones(0, dtype=bool), None
     if sides.test is not None:
@@ -418,7 +416,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         assert choice is not None
         owner = choice.budgets_of(source)  # all rows state budgets
         train, owner, test, tested = _with_budgets(config, folder, source, owner, sides, kept)
-        test_persons = None if tested is None or tested.person is None else len(np.unique(tested.person))
+        test_persons = _persons_of(tested)
     scored, judges = None, None
     if config.privacy.select is not None and members is None:
         train, owner, scored, judges = _split(train, owner, config.privacy.held_out, "privacy.held_out")
@@ -445,6 +443,12 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         held_out=None if scored is None else _computed(features, scored),
         judges=judges,
     )
+
+
+def _check_loss(config: Config, source: Source) -> None:
+    if (source.classes is None) != (config.training.loss == "mse"):
+        kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
+        raise DataError(f'The targets of {config.data.train} are {kind}; set training.loss = "{loss}".')
 
 
 @dataclass(eq=False)
@@ -596,12 +600,17 @@ def _charged(
     return source.subset(rows), owner, source.subset(tested), len(np.unique(person[tested]))
 
 
+def _persons_of(owner: Owned | None) -> int | None:
+    """How many persons the records are of; None without persons."""
+    return None if owner is None or owner.person is None else len(np.unique(owner.person))
+
+
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
     """Features in the place of the inputs; with texts, beside them."""
     inputs, targets = source.arrays
-    return (
-        source.arrays if features is None else Arrays(features.in_place_of(np.asarray(inputs), source.texts), targets)
-    )
+    if features is None:
+        return source.arrays
+    return Arrays(features.in_place_of(np.asarray(inputs), source.texts), targets)
 
 
 def _read(

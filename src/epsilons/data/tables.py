@@ -265,13 +265,13 @@ def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unr
     """
     rows, named = table.num_rows, [name for name in features.numeric if name != target]
     widths = [values if isinstance(values, int) else len(values) for values in features.categorical.values()]
-    if not (named or features.dates or widths or features.free_text):
+    if not any((named, features.dates, widths, features.free_text)):
         raise DataError(
             f"No column of {path} is an input. List them in [data.numeric], [data.dates], [data.categorical] and "
             "data.text."
         )
     numeric = np.empty((rows, len(named) + len(features.dates)), dtype=np.float32)
-    codes = np.empty((rows, len(widths)), dtype=np.min_scalar_type(-max(widths, default=1)))
+    codes = np.empty((rows, len(widths)), dtype=np.min_scalar_type(-max([1, *widths])))
     into: tuple[tuple[Iterable[str], npt.NDArray[Any], Callable[..., npt.NDArray[Any]]], ...] = (
         (named, numeric, _scaled_numbers),
         (features.dates, numeric[:, len(named) :], _scaled_days),
@@ -280,19 +280,19 @@ def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unr
     marks = replace(marks_of(table), decimal=features.marks.decimal)
     for names, made, read in into:
         for place, name in enumerate(names):
-            cells, listed = column_of(table, name, path, DataError), features.categorical.get(name, ())
-            if is_whole and (read is _scaled_numbers or isinstance(listed, int)):
+            cells, own = column_of(table, name, path, DataError), features.categorical.get(name, ())
+            if is_whole and (read is _scaled_numbers or isinstance(own, int)):
                 _check_no_dates(cells, name, path)
-            own = partial(read, name=name, features=features, path=path, marks=marks, unread=unread)
-            _fill(made[:, place], cells, own, PART if unread is None else rows)
-            if is_whole and read is _places and not isinstance(listed, int):
-                _check_some_known(made[:, place], name, path, listed)
+            how = partial(read, name=name, features=features, path=path, marks=marks, unread=unread)
+            _fill(made[:, place], cells, how, PART if unread is None else rows)
+            if is_whole and read is _places:
+                _check_some_known(made[:, place], name, path, own)
     return Encoded(numeric, codes, tuple(widths))
 
 
-def _check_some_known(places: npt.NDArray[Any], name: str, path: Path, values: Sequence[str]) -> None:
+def _check_some_known(places: npt.NDArray[Any], name: str, path: Path, values: Sequence[str] | int) -> None:
     """Raise DataError if many cells of a column hold none of the listed values: the list is probably misspelt."""
-    if len(places) >= SMALLEST_SHOWN and (places < 0).all():
+    if not isinstance(values, int) and len(places) >= SMALLEST_SHOWN and (places < 0).all():
         raise DataError(
             f"None of the {len(places):,} cells of column {name!r} in {path} is one of the values listed in "
             f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
