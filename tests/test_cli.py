@@ -622,6 +622,7 @@ def test_a_warning_says_which_steps_are_charged_again(steps, consequence, folder
     outcome = epsilons("train", "people.toml", "--run-dir", "runs/one", "--resume")
     outcome.succeeded()
     assert f"The run continues under a new key; {consequence}." in " ".join(outcome.err.split())
+    assert "Keys of the config that changed since the run began: training.lr." in " ".join(outcome.out.split())
     assert "The config asks for another" not in outcome.out
 
 

@@ -18,11 +18,13 @@ from pyarrow import parquet
 
 from epsilons import Budgets, Recipe, Registry, fit, plan
 from epsilons.budgets.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
+from epsilons.configs import consent
 from epsilons.configs.config_file import read_config
 from epsilons.configs.prepare import prepare
 from epsilons.core.disclosure import shown_counts
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning, RegistryError
 from epsilons.registry import runs
+from epsilons.reporting import population
 from epsilons.tabular import Marks, read_table
 from epsilons.tabular.table_files import with_marks
 from epsilons.training import Records, Training
@@ -390,7 +392,8 @@ left_out = ["no"]
         (["open,,2020-01-01,", "maybe,,2020-01-01,", "open,,,"], True),  # what ended is not looked at
     ],
 )
-def test_the_day_decides_which_entries_are_in_force(entries, used):
+def test_the_day_decides_which_entries_are_in_force(entries, used, monkeypatch):
+    monkeypatch.setattr(consent, "_today", lambda: date(2026, 10, 1))
     write([*(f"p0,{entry}" for entry in entries), "p1,open,,,"], people=2, budgets=DATED)
     assert rows_used() == ([0, 1] if used else [1])
 
@@ -428,6 +431,32 @@ def test_a_check_counts_reasons_and_months_by_the_rule_of_20():
         "code": "0",
     }
     assert "fewer than 20" not in epsilons("consent", "check", "people.toml").out
+
+
+@pytest.mark.parametrize(
+    ("today", "words"),
+    [
+        (date(2026, 11, 4), None),  # all withdrawals are before the day that decides, or to come
+        (date(2026, 11, 5), "30 of 100 entries were withdrawn since then, and count as if they were not"),
+        (date(2026, 9, 30), "that day is still to come"),
+    ],
+)
+def test_a_day_that_is_not_today_is_warned_of_where_it_changes_who_takes_part(today, words, monkeypatch):
+    monkeypatch.setattr(consent, "_today", lambda: today)
+    write([f"p{i},open,,,{'2026-11-05' if i < 30 else ''}" for i in range(100)], people=100, budgets=DATED)
+    said = " ".join(epsilons("consent", "check", "people.toml").err.split())
+    assert words in said if words else "as_of" not in said
+
+
+def test_a_release_says_nothing_of_months_that_one_person_may_have_made(tmp_path):
+    row = {"file": "list.csv", "what": "matched", "count": "110"}
+    months = [{**row, "what": f"withdrew {one}", "count": "25"} for one in ("2026-01 to 2026-01", "2026-02 to 2026-03")]
+    stated = {"ids": [], "as_of": "2026-10-01", "table": [row, *months]}
+    assert population.joined(stated, release=True)[1:] == (
+        "People: matched: 100 or more",
+        "People: withdrew: 40 or more",
+    )
+    assert "list.csv: withdrew 2026-02 to 2026-03: 25" in population.joined(stated, release=False)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -549,7 +578,7 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
     assert not Path("b.json").exists()
 
 
-def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow():
+def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow(monkeypatch):
     write([f"p{i},{'no' if i < 30 else 'open'},,,{'2026-01-05' if i > 74 else ''}" for i in range(100)], budgets=DATED)
     epsilons("train", "people.toml", "-q", "-o", "run").succeeded()
     check = ("consent", "check", "people.toml", "--run", "run")
@@ -566,5 +595,6 @@ def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow():
     change("p10,no,,,", "p10,open,,,", "wishes.csv")
     epsilons(*check).succeeded()  # as many, with the same budgets: no file of a run tells who they are
     change("2026-10-01", "2025-10-01")
+    monkeypatch.setattr(consent, "_today", lambda: date(2025, 10, 1))
     epsilons(*check).is_refused(3, "not of the people")
     epsilons(*check, "--registry", URL).is_refused(2, "--excluded")

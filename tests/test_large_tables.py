@@ -21,7 +21,7 @@ from epsilons.data.arrays import Encoded
 from epsilons.errors import DataError
 from epsilons.tabular import by_column, open_table, read_table
 from epsilons.training.datasets import TensorSource
-from epsilons.training.encoded import as_tensor
+from epsilons.training.fitting.encoded import as_tensor
 
 CONFIG = """
 model = {{ name = "logistic" }}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.errors import PlanError
+from epsilons.errors import EpsilonsWarning, PlanError
 from epsilons.ledger import run_json
 from epsilons.planning import advise, risk_profile
 from epsilons.reporting.html import compare_page, plan_page
@@ -331,14 +331,26 @@ def test_tiers_are_rows_by_name_also_where_their_epsilons_differ():
     ]
 
 
-def test_the_verdict_names_the_plan_with_least_noise_and_what_the_smallest_tier_pays():
+def test_delta_is_among_the_facts_with_what_a_large_one_means_and_is_none_s_own_choice():
+    def fact(deltas: list[float]) -> str:
+        made = plan(Budgets([1.0] * 400, deltas), Recipe(20, 50, 1.0), "uniform", "rdp")
+        return make_page(made, About(name="plan")).facts["δ"]
+
+    assert fact([1e-4] * 400) == "0.0001"
+    assert fact([1e-4] * 399 + [1e-5]) == "0.0001"
+    assert fact([1e-4] * 200 + [1e-5] * 200) == "of each budget, not shown"
+    with pytest.warns(EpsilonsWarning, match="delta is not below"):
+        assert fact([0.01] * 400).startswith("0.01. delta is not below 1/records = 0.0025: a mechanism that publishes")
+
+
+def test_the_verdict_names_the_plan_that_protects_each_tier_best_and_what_the_smallest_tier_pays():
     """The oracle: noise, odds and signals of each plan, read off the plans."""
     careful, bold = of({0.5: 0.4, 2.0: 0.6}), of({1.0: 0.4, 2.0: 0.6}, steps=80)
     verdict = side_by_side(
         {"careful": careful, "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
     ).verdict
     assert (careful.noise_multiplier > bold.noise_multiplier).tolist() == [True, False]
-    assert "Least noise in a step, however many there are: bold for strict; careful for open." in verdict
+    assert "Guesses are right least often: under careful for strict and open." in verdict
     rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
     assert rights[0] < rights[1]
     shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"

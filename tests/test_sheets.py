@@ -70,7 +70,7 @@ def test_there_is_one_sheet_for_each_tier_and_language(made):
     assert set(made) == {f"{n}-{name}.{lang}.html" for n, name in enumerate(TIERS, 1) for lang in LANGUAGES}
     assert {"de", "en"} <= set(LANGUAGES)
     english = made["1-strict.en.html"]
-    for words in ("You chose “strict”", "To plan calls.", "data@st-anna.example", "Dr. Weber", "this one project"):
+    for words in ("You chose “strict”", "To plan calls.", "data@st-anna.example", "Dr. Weber", "this one model"):
         assert words in english
     assert "12 January 2030" in english
     assert "12. Januar 2030" in made["1-strict.de.html"]

@@ -78,6 +78,15 @@ def test_what_is_signed_is_verified_and_named(copy):
     assert epsilons("verify", RUN).out.count("signed the plan") == 2  # before the training, as run.json says
 
 
+def test_a_signature_that_fits_is_not_replaced_and_a_signed_plan_is_not_overwritten(copy):
+    for path in (Path("plan.json"), RUN, RELEASE):
+        sign = ("sign", path, "--key", "officer.pem", "--name", "B. Berg", "--role", "Chair")
+        epsilons(*sign).is_refused(2, "is signed with this key")
+    epsilons("plan", "people.toml", "-q", "-o", "plan.json").is_refused(2, "plan.json is signed")
+    Path("plan.json").write_bytes(Path("plan.json").read_bytes() + b"\n")
+    epsilons("sign", "plan.json", "--key", "officer.pem", "--name", "B. Berg", "--role", "Chair").succeeded()
+
+
 def test_the_digest_is_what_sha256sum_prints(copy):
     import hashlib
 

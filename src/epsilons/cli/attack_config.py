@@ -23,7 +23,7 @@ from ..ledger.signatures import warn_of_change
 from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
-from ..training.encoded import as_tensor
+from ..training.fitting.encoded import as_tensor
 from ..training.opening import hash_of_groups
 from ..training.validation import groups_of
 from . import Interrupted, Terminated

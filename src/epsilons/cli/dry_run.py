@@ -29,7 +29,7 @@ from ..planning import Plan
 from ..planning.display import round_up
 from ..training import Performance, Private, Training, fit
 from ..training.distributed import Ranks, launched_processes
-from ..training.encoded import as_tensor
+from ..training.fitting.encoded import as_tensor
 from .options import console, show_plan
 from .plan_inputs import TrainFlags, check_trusted
 from .train_config import FIT_KEYS, check_device, check_outputs, groups_as_json, records_of, show_data

@@ -141,7 +141,10 @@ def _show(plans: list[planning.Plan], asked: Asked, flags: PlanFlags, is_config:
 
 
 def _save(plan: planning.Plan, output: Path, tiers: Mapping[str, float] | None = None) -> None:
-    """As a file, or, for several runs, as the folder that counts them."""
+    """As a file, or, for several runs, as the folder that counts them. Raises RunError if what is there is signed."""
+    from ..ledger.signatures import check_unsigned  # only here: planning alone needs no cryptography
+
+    check_unsigned(output)
     if not runs_of(plan):
         plan.save(output, tiers)
     elif output.suffix == ".json":

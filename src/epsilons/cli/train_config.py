@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.plan_choice import counted_plan, differences_from_config, plan_of, signatures_of
+from ..configs.plan_choice import changed_keys, counted_plan, differences_from_config, plan_of, signatures_of
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
@@ -35,8 +35,8 @@ from ..registry import evidence
 from ..tabular import release
 from ..training import EvalData, Performance, Private, Randomness, Records, Training, fit, values
 from ..training.distributed import check_alone, launched_processes, process_group
-from ..training.encoded import as_tensor
 from ..training.fitting import tuning
+from ..training.fitting.encoded import as_tensor
 from ..training.fitting.evaluation import Scale
 from ..training.fitting.fit_loop import Run
 from ..training.fitting.losses import class_counts
@@ -155,13 +155,13 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
     show_plan(plan, out, config.budgets.levels)
-    if begun and flags.plan is None and (other := differences_from_config(plan, prepared)):
-        out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if new := plan_folder and [path for path in {*folders.values()} - {*begun} if plan_folder.unused(path) is None]:
         out.print(_counted(plan_folder, len(new)))
     saved = flags.plan if plan_folder is None else plan_folder.path
     signed = signatures_of(saved, list(folders.values()), plan if begun else None)
     metadata = _metadata(file, prepared, flags, signed)
+    if begun:
+        _say_changes(RunFolder(begun[0]), metadata["config"], plan if flags.plan is None else None, prepared, out)
     runs = [
         train_once(file, prepared, chosen, run_dir, seed, flags, metadata, members)[0]
         for seed, run_dir in folders.items()
@@ -170,6 +170,17 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
         print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
+
+
+def _say_changes(run: RunFolder, config: dict[str, Any], plan: Plan | None, prepared: Prepared, out: Console) -> None:
+    """What of the config is other than when the run began. plan: that of the run; None if it was named."""
+    if plan is not None and (other := differences_from_config(plan, prepared)):
+        out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
+    if changed := changed_keys(run, config):
+        out.print(
+            f"Keys of the config that changed since the run began: {', '.join(changed)}. Its run.json and its reports "
+            "state the values of the beginning. To report the new ones, begin another run, with --run-dir."
+        )
 
 
 def _prepared(config: Config, folder: Path, members: Members | None) -> Prepared:

@@ -7,7 +7,9 @@ withdraw. Whatever is not decided is refused: it is never taken for a yes.
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from ..budgets.budgets import epsilon_column, tier_column
 from ..budgets.ids import Rule, count_unstated, ids_in, unstated
 from ..core.disclosure import how_many, merge_small, shown_counts
 from ..core.mechanism import IntArray
-from ..errors import BudgetError, DataError
+from ..errors import BudgetError, DataError, EpsilonsWarning
 from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table, speller
 from ..tabular.table_files import pc, pyarrow
 from .config import BudgetsSection, Config
@@ -70,6 +72,7 @@ class Entries:
             since = _days(table, section, section.withdrawn_on, path)
             why[since <= 0] = len(reasons) + 1
             gone = np.datetime64(section.as_of, "D") + np.nan_to_num(since).astype("timedelta64[D]")
+            _warn_of_day(section.as_of, gone[since > 0], len(table))
             reasons += [f"not in force on {section.as_of}", f"withdrawn by {section.as_of}"]
         entries = cls(table, ids, tuple(reasons), why, gone)
         if section.decides:
@@ -253,6 +256,22 @@ class Consent:
                 f"{how_many(count, everyone)} persons have rows without {where}. Every person needs one: add these "
                 'persons, or leave out the rows of all of them by [budgets] unlisted = "left out".'
             )
+
+
+def _today() -> date:
+    return date.today()
+
+
+def _warn_of_day(as_of: date, later: npt.NDArray[np.datetime64], rows: int) -> None:
+    """Warn if people withdrew since the day that decides, or if it is still to come. later: (withdrawals,) days"""
+    today = _today()
+    since = int((later <= np.datetime64(today, "D")).sum())
+    why = f"{how_many(since, rows)} entries were withdrawn since then, and count as if they were not" if since else ""
+    if as_of > today:
+        why = "that day is still to come, and withdrawals up to it count already"
+    if why:
+        message = f"budgets.as_of = {as_of}: {why}. For a new run set it to today, {today}."
+        warnings.warn(message, EpsilonsWarning, stacklevel=2)
 
 
 def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -> npt.NDArray[np.float64]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -148,3 +150,19 @@ def differences_from_config(plan: Plan, prepared: Prepared) -> str:
         "counts",
     )
     return ", ".join(name for name in names if not np.array_equal(getattr(plan, name), getattr(other, name)))
+
+
+def changed_keys(run: RunFolder, config: Mapping[str, Any]) -> list[str]:
+    """Keys whose values differ from those of the config that the run began with, as run.json keeps it."""
+    metadata = run.read_settings().get("metadata")
+    began = metadata.get("config") if isinstance(metadata, dict) else None
+    return list(_differences(began, config)) if isinstance(began, dict) else []
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key in sorted({*one, *other}):
+        before, now = one.get(key), other.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from _differences(before, now, f"{above}{key}.")
+        elif before != now:
+            yield f"{above}{key}"

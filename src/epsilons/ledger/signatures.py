@@ -16,6 +16,7 @@ it. A release is signed by every file.
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import json
 import re
@@ -84,10 +85,10 @@ def seen(path: Path) -> Seen:
 
 
 def sign(path: Path, key: Path, name: str, role: str) -> Signature:
-    """Sign what is there, and write the signature beside it. An earlier signature with this key is replaced.
+    """Sign what is there, and write the signature beside it. An older one with this key that does not fit is replaced.
 
-    Raises RunError for a run that is not finished, InputError for a key that is none, and what reading a plan, a ledger
-    and a release raises.
+    Raises RunError for a run that is not finished, and where one with this key fits, InputError for a key that is none,
+    and what reading a plan, a ledger and a release raises.
     """
     what, run = seen(path), RunFolder(path)
     plan = None if what.of == "release" else Plan.load(run.plan if what.of == "run" else what.beside)
@@ -103,6 +104,10 @@ def sign(path: Path, key: Path, name: str, role: str) -> Signature:
     values |= {"files": what.files, "digest": digest, "plan": plan and plan.digest, "public_key": public}
     values["signature"] = as_text(own.sign(body(values)))
     file = what.beside.with_name(f"{what.beside.name}.{fingerprint(public)[:8]}{SUFFIX}")
+    if file.exists() and not _read(file, what).wrong:
+        raise RunError(
+            f"{path} is signed with this key: {file.name}. Sign with another key, or remove that file first."
+        )
     return Signature(files.write_json(file, values, release=plan is None), values)
 
 
@@ -111,6 +116,12 @@ def signatures(path: Path) -> tuple[Signature, ...]:
     what = seen(path)
     beside = sorted(what.beside.parent.glob(f"*{SUFFIX}"))
     return tuple(_read(file, what) for file in beside if file.name[: -len(SUFFIX) - 9] == what.beside.name)
+
+
+def check_unsigned(plan: Path) -> None:
+    """Raise RunError if there are signatures of a plan in this file."""
+    if signed := sorted(plan.parent.glob(f"{glob.escape(plan.name)}.*{SUFFIX}")):
+        raise RunError(f"{plan} is signed ({signed[0].name}). Save under another name, or remove the signatures first.")
 
 
 def of_run(run: RunFolder, plan: Plan) -> tuple[Signature, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..budgets.budgets import Budgets
+from ..budgets.budgets import Budgets, is_large, large_delta
 from ..core.disclosure import DisplayRow, display_rows, has_small_cells, shown_delta
 from ..core.mechanism import FloatArray
 from ..errors import PlanError
@@ -404,11 +404,21 @@ def _bars(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Bar, ...]:
     )
 
 
+def _deltas(plan: Plan) -> str:
+    """The delta that all have, as far as it may be shown, and whether it protects little."""
+    delta = shown_delta(plan.groups)
+    if delta is None:
+        return "of each budget, not shown"
+    is_too_large = is_large(np.array([delta]), plan.records)
+    return f"{delta:.3g}" + (f". {large_delta(plan.records, plan.unit)}" if is_too_large else "")
+
+
 def _facts(plan: Plan) -> dict[str, str]:
     facts = {
         "strategy": strategy(plan),
         "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
         "protects": f"one {plan.unit} at a time; {plan.adjacency}",
+        "δ": _deltas(plan),
         "steps": f"{plan.steps:,}" + (f" in each of {runs} runs" if (runs := display.runs_of(plan)) else ""),
         "expected batch": f"{plan.batch_size:,.6g} {plan.unit}s",
         "made by": f"epsilons {__version__}",

@@ -115,14 +115,14 @@ Columns: TypeAlias = Sequence[Mapping[str, Mapping[str, str]]]
 
 
 def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
-    """Which plan has the least noise, and which costs the smallest tier most, by the numbers that are shown."""
+    """Which plan protects each tier best, and which costs the smallest tier most, by the numbers that are shown."""
     tiers = [tier for tier in columns[0][COUNT] if all(tier in column[COUNT] for column in columns)]
     sizes = {tier: min(_numbers([column[COUNT][tier] for column in columns]), default=0.0) for tier in tiers}
     smallest = min(filter(sizes.__getitem__, tiers), key=sizes.__getitem__, default=None)
     hidden = "" if all(NOISE in column for column in columns) else of_unit(HIDDEN, unit)
     if smallest is None:
         return f"{hidden} The plans have no tier in common that is shown.".lstrip()
-    said = [hidden, _least_noise(names, columns, tiers)]
+    said = [hidden, _least_odds(names, columns, tiers)]
     said.append(f"The smallest tier{' that is shown' if hidden else ''} is {_called(smallest, columns)}")
     costs = _costs(names, columns, smallest)
     more = " or more" if len({column[COUNT][smallest] for column in columns}) > 1 else ""
@@ -134,14 +134,16 @@ def _called(tier: str, columns: Columns) -> str:
     return tier if any(column.get(PROMISED, {}).get(tier, tier) != tier for column in columns) else f"ε = {tier}"
 
 
-def _least_noise(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -> str:
-    """The plan with the least noise for each tier; "" where no noise is shown."""
+def _least_odds(names: Sequence[str], columns: Columns, tiers: Sequence[str]) -> str:
+    """The plan under which guesses about a tier are right least often, for each tier; "" where no odds are shown."""
     least: dict[str, list[str]] = {}
     for tier in tiers:
-        if noise := _extreme(names, columns, NOISE, tier, min):
-            least.setdefault(noise[0] or "the same under all", []).append(_called(tier, columns))
-    noises = "; ".join(f"{plan} for {listed(those)}" for plan, those in least.items())
-    return f"Least noise in a step, however many there are: {noises}." if noises else ""
+        odds = (_extreme(names, columns, title, tier, min) for title in (BY_PLAN, BY_PROMISE))
+        if found := next(filter(None, odds), None):
+            how = f"under {found[0]}" if found[0] else "the same under all"
+            least.setdefault(how, []).append(_called(tier, columns))
+    said = "; ".join(f"{how} for {listed(those)}" for how, those in least.items())
+    return f"Guesses are right least often: {said}." if said else ""
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:

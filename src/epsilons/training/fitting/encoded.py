@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..data.arrays import Encoded
+from ...data.arrays import Encoded
 
 aten = torch.ops.aten
 #: Operators that take some rows of a tensor. All others get the whole one.
