@@ -317,6 +317,9 @@ def test_evaluate_is_the_mean_over_records_whatever_the_batch():
         assert found["per_class"] == [
             [int(((model(x).argmax(1) == c) & (y == c)).sum()), int((y == c).sum())] for c in range(3)
         ]
+    for persons in (0, len(x) + 1):
+        with pytest.raises(InputError, match="cannot be of"):
+            EvalData((x, y), persons=persons)
     whole = EvalData(TensorDataset(x, y), groups=np.arange(len(x)) % 3 - 1)
     again = evaluate(model, whole, LOSSES["cross_entropy"])
     assert again["accuracy"] == found["accuracy"]

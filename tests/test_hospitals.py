@@ -459,7 +459,9 @@ def check_reports(printed: str) -> None:
     assert [*kept["table"], *kept.get("tested", [])] == table
     epsilons("report", "run").succeeded()
     internal, public = (Path(f"run/{name}.html").read_text() for name in ("report", "report-release"))
-    assert "withdrew 20" not in public
+    epsilons("report", "run", "--annexes", "annexes").succeeded()
+    for text in (public, *(file.read_text() for file in Path("annexes").iterdir())):
+        assert "withdrew 20" not in text
     is_charged = "registry" in json.loads(Path("run/run.json").read_text())
     for row in table:
         if row["count"].isdigit():

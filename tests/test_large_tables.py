@@ -18,7 +18,7 @@ from epsilons.configs.config_file import read_config
 from epsilons.configs.prepare import Prepared, budgets_to_train, prepare
 from epsilons.data import tables
 from epsilons.data.arrays import Encoded
-from epsilons.errors import DataError
+from epsilons.errors import DataError, EpsilonsError
 from epsilons.tabular import by_column, open_table, read_table
 from epsilons.training.datasets import TensorSource
 from epsilons.training.fitting.encoded import as_tensor
@@ -148,6 +148,56 @@ def test_each_column_has_the_cells_and_type_of_the_whole_table(kind, by_columns)
             assert table.column(name).type == part.column(name).type
             assert table.column(name).to_pylist() == part.column(name).to_pylist()
         assert part.select(["age", "code"]).to_pydict() == table.select(["age", "code"]).to_pydict()
+
+
+#: Key, or column -> what is wrong there: each name replaced by one that no column has, and cells that no rule takes.
+WRONG_NAMES = (
+    ('target = "label"', 'target = "labels"'),
+    ('person = "patient"', 'person = "patients"'),
+    ('drop = ["visit_id", "code"]', 'drop = ["visits", "code"]'),
+    ("numeric = { age", "numeric = { ages"),
+    ("dates = { seen", "dates = { sene"),
+    ("categorical = { smoker", "categorical = { smokers"),
+    ('column = "tier"', 'column = "tiers"'),
+    ('column = "tier"', 'column = "tier"\ndelta_column = "deltas"'),
+    ('["1", "no"]', '["y", "n"]'),
+    ("numeric = { age", "numeric = { seen = [0, 1], age"),
+)
+WRONG_CELLS = {"age": "old", "income": "1,2,3", "seen": "soon", "tier": "maybe", "label": "", "patient": ""}
+
+
+def said() -> list[str]:
+    """What preparing and planning say of a config; each is refused."""
+    found = []
+    for make in (prepare, budgets_to_train):
+        try:
+            make(read_config(Path("config.toml"), ()), Path())
+            found.append("nothing")
+        except EpsilonsError as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("wrong", [*WRONG_NAMES, *WRONG_CELLS.items()], ids=str)
+def test_what_is_refused_is_refused_in_the_same_words(kind, wrong, by_columns):
+    prepared(kind)
+    text = Path("config.toml").read_text()
+    if wrong in WRONG_NAMES:
+        assert wrong[0] in text
+        Path("config.toml").write_text(text.replace(*wrong))
+    else:
+        column, cell = wrong
+        table = read_table(Path(f"people.{kind}"), "data", DataError, [column])
+        cells = table.column(column).cast("string").to_pylist()
+        cells[311] = cell
+        table = table.set_column(table.column_names.index(column), column, pyarrow.array(cells))
+        write = csv.write_csv if kind == "csv" else parquet.write_table
+        write(table, f"people.{kind}")
+    whole = said()
+    assert whole[0] != "nothing"
+    by_columns()
+    assert said() == whole
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

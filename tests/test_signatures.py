@@ -83,6 +83,7 @@ def test_a_signature_that_fits_is_not_replaced_and_a_signed_plan_is_not_overwrit
         sign = ("sign", path, "--key", "officer.pem", "--name", "B. Berg", "--role", "Chair")
         epsilons(*sign).is_refused(2, "is signed with this key")
     epsilons("plan", "people.toml", "-q", "-o", "plan.json").is_refused(2, "plan.json is signed")
+    epsilons("plan", "people.toml", "-q", "-o", "plan").succeeded()  # another file, whose name begins alike
     Path("plan.json").write_bytes(Path("plan.json").read_bytes() + b"\n")
     epsilons("sign", "plan.json", "--key", "officer.pem", "--name", "B. Berg", "--role", "Chair").succeeded()
 

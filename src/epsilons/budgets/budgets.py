@@ -228,7 +228,9 @@ def in_parts(read: Callable[[Any, str, Path], FloatArray], table: Any | None, co
     table  None for a .parquet file, of which this column alone is read
     """
     is_file = table is None
-    if table is not None and table.column_names.count(column) == 1:
+    if table is not None:
+        if table.column_names.count(column) != 1:
+            return read(table, column, path)  # which refuses it
         table = table.select([column])
     with suppress(BudgetError):  # an error counts all rows
         some = read_parts(path, "budgets", BudgetError, [column], PART)[1] if is_file else slices(table, PART)

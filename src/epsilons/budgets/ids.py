@@ -41,7 +41,7 @@ LARGEST_FLOAT = 10**15
 #: Numbers as exporting programs round them: 1.23457E+14, 1e+20.
 _ROUNDED = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+e[+-]?|e[+-])[0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"\+?([0-9]+)(?:e([0-9]{1,2}))?")
-#: Texts that case alone can make another spelling of something.
+#: Texts that only case or leading zeros can make another spelling of something.
 _PLAIN = r"\A(?:[0-9]+|[A-Za-z_][A-Za-z0-9_-]*)\z"
 
 SEVERAL_OWNERS = (

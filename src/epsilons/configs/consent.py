@@ -270,7 +270,7 @@ def _warn_of_day(as_of: date, later: npt.NDArray[np.datetime64], rows: int) -> N
     if as_of > today:
         why = "that day is still to come, and withdrawals up to it count already"
     if why:
-        message = f"budgets.as_of = {as_of}: {why}. For a new run set it to today, {today}."
+        message = f"as_of = {as_of}: {why}. To begin now, set it to today, {today}."
         warnings.warn(message, EpsilonsWarning, stacklevel=2)
 
 

@@ -120,7 +120,7 @@ def signatures(path: Path) -> tuple[Signature, ...]:
 
 def check_unsigned(plan: Path) -> None:
     """Raise RunError if there are signatures of a plan in this file."""
-    if signed := sorted(plan.parent.glob(f"{glob.escape(plan.name)}.*{SUFFIX}")):
+    if signed := sorted(plan.parent.glob(f"{glob.escape(plan.name)}.????????{SUFFIX}")):
         raise RunError(f"{plan} is signed ({signed[0].name}). Save under another name, or remove the signatures first.")
 
 

@@ -408,7 +408,7 @@ def _deltas(plan: Plan) -> str:
     """The delta that all have, as far as it may be shown, and whether it protects little."""
     delta = shown_delta(plan.groups)
     if delta is None:
-        return "of each budget, not shown"
+        return "not the same for all budgets, so it is not shown"
     is_too_large = is_large(np.array([delta]), plan.records)
     return f"{delta:.3g}" + (f". {large_delta(plan.records, plan.unit)}" if is_too_large else "")
 

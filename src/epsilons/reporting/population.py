@@ -197,6 +197,10 @@ def left_out(words: object) -> str | None:
     return words if isinstance(words, str) and words.strip() else None
 
 
+#: The months in which people withdrew, as `consent` words them.
+_MONTHS = re.compile(r"withdrew \d{4}-\d\d to \d{4}-\d\d")
+
+
 def joined(consent: Any, release: bool, charged: bool = False) -> tuple[str, ...]:
     """How people, entries and rows were joined, as the run recorded it.
 
@@ -210,31 +214,14 @@ def joined(consent: Any, release: bool, charged: bool = False) -> tuple[str, ...
     names = ("table", "tested") if not release else () if charged else ("table",)
     tables = map(consent.get, names)
     rows = [row for table in tables if isinstance(table, list) for row in table if {"file", "what", "count"} <= {*row}]
-    if release:
-        rows = _undated(rows)
+    if release:  # the first and the last month may be one person's; "withdrawn by" counts the same people
+        rows = [row for row in rows if not _MONTHS.fullmatch(row["what"])]
     return (f"Ids of persons were compared {how}.{day}", *(_row(row, release) for row in rows))
-
-
-def _undated(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of months of withdrawals as one without months: the first and the last month may be one person's."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        what, digits = re.sub(r"^(withdrew) \d{4}-\d\d to \d{4}-\d\d$", r"\1", row["what"]), _digits(row)
-        if what in found and digits.isdecimal() and _digits(found[what]).isdecimal():
-            digits = f"{int(digits) + int(_digits(found[what])):,}"
-            found[what] = {**row, "what": what, "count": digits}
-        elif what not in found or digits.isdecimal():
-            found[what] = {**row, "what": what}
-    return list(found.values())
-
-
-def _digits(row: Mapping[str, Any]) -> str:
-    return str(row["count"]).replace(",", "")
 
 
 def _row(row: Mapping[str, Any], release: bool) -> str:
     """A count of people who take part or do not."""
-    digits = _digits(row)
+    digits = str(row["count"]).replace(",", "")
     count = at_least(int(digits)) if release and digits.isdecimal() else row["count"]
     return f"{'People' if release else row['file']}: {row['what']}: {count}"
 

@@ -139,7 +139,7 @@ class EvalData:
     every    updates between evaluations; by default there is one at the end
     persons  how many persons the records are of, for the report; None if that is not known
 
-    Raises DataError for data that cannot be read by index, InputError for a wrong number of groups.
+    Raises DataError for data that cannot be read by index, InputError for a wrong number of groups or persons.
     """
 
     __test__ = False  # pytest must not collect it
@@ -164,6 +164,8 @@ class EvalData:
             )
         if self.groups is not None and len(self.groups) != len(self):
             raise InputError(f"Got {len(self.groups):,} groups for {len(self):,} test records. Pass one per record.")
+        if self.persons is not None and not 0 < self.persons <= len(self):
+            raise InputError(f"{len(self):,} test records cannot be of {self.persons:,} persons.")
 
     def __len__(self) -> int:
         return len(self.data[0]) if isinstance(self.data, tuple | list) else len(self.data)
@@ -172,7 +174,7 @@ class EvalData:
         """The first record alone."""
         is_columns = isinstance(self.data, tuple | list)
         data = tuple(t[:1] for t in columns(self.data)) if is_columns else Subset(self.data, [0])
-        return replace(self, data=data, groups=None if self.groups is None else self.groups[:1])
+        return replace(self, data=data, groups=None if self.groups is None else self.groups[:1], persons=None)
 
 
 @torch.no_grad()
