@@ -232,5 +232,18 @@ def test_some_inputs_are_those_of_all(by_columns):
     ):
         assert torch.equal(read(lazy), read(dense))
         assert type(read(lazy)) is torch.Tensor
+    some = rows.numpy()
+    assert (np.asarray(encoded[some][some[:3] % 4][::-1]) == dense.numpy()[some][some[:3] % 4][::-1]).all()
     assert TensorSource([lazy]).fingerprint() == TensorSource([dense]).fingerprint()
     assert "EncodedTensor" in repr(lazy)
+
+
+@pytest.mark.parametrize("values", [2, 127, 128, 300, 40_000])
+def test_every_value_of_a_category_has_its_own_column(values):
+    """Whatever type holds the places, by the definition of a bucket and by that of a list."""
+    texts = [str(i) for i in range(0, values, max(values // 40, 1))]
+    table = pyarrow.table({"a": texts})
+    listed = [str(i) for i in range(values)]
+    for rule, places in ((values, [tables._bucket("a", text, values) for text in texts]), (listed, map(int, texts))):
+        inputs, _ = tables.record_inputs(table, "", tables.Features(categorical={"a": rule}), Path("a.csv"))
+        assert (inputs == np.eye(values, dtype=np.float32)[list(places)]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -455,31 +456,26 @@ def _check_loss(config: Config, source: Source) -> None:
 class _Choice:
     """Chooses the records of a table, and reads their budgets before the inputs take memory.
 
-    owner  the budgets, or what is wrong with them: `budgets_of` raises it, after what is wrong with other columns
+    owner  the budgets; None if they are refused: `budgets_of` says why, after what is wrong with other columns
     """
 
     config: Config
     folder: Path
     chooser: Consent | None
-    owner: Owned | InputError | None = None
+    owner: Owned | None = None
 
     def __call__(self, table: Any) -> Mask:
         """(rows,) which records are used."""
         used = np.ones(len(table), dtype=bool) if self.chooser is None else self.chooser(table)
         if used.any():
             some = chosen(table, used, self.folder / self.config.data.train)
-            try:
+            with suppress(InputError):
                 self.owner = self._owned(some, len(some))
-            except InputError as error:
-                self.owner = error
         return used
 
     def budgets_of(self, source: Source) -> Owned:
         """The budgets of these records, which were chosen."""
-        owner = self._owned(source.table, len(source)) if self.owner is None else self.owner
-        if isinstance(owner, InputError):
-            raise owner
-        return owner
+        return self._owned(source.table, len(source)) if self.owner is None else self.owner
 
     def _owned(self, table: Any, rows: int) -> Owned:
         return owned(self.config, table, rows, self.folder, self.config.data.train, self.chooser)
