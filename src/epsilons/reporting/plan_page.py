@@ -16,7 +16,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..budgets.budgets import Budgets, is_large, large_delta
+from ..budgets.budgets import Budgets, is_large
 from ..core.disclosure import DisplayRow, display_rows, has_small_cells, shown_delta
 from ..core.mechanism import FloatArray
 from ..errors import PlanError
@@ -410,7 +410,7 @@ def _deltas(plan: Plan) -> str:
     if delta is None:
         return "not the same for all budgets, so it is not shown"
     is_too_large = is_large(np.array([delta]), plan.records)
-    return f"{delta:.3g}" + (f". {large_delta(plan.records, plan.unit)}" if is_too_large else "")
+    return f"{delta:.3g}" + (f": too large, not below 1/{plan.unit}s = {1 / plan.records:.2g}" if is_too_large else "")
 
 
 def _facts(plan: Plan) -> dict[str, str]:
