@@ -246,4 +246,6 @@ def test_every_value_of_a_category_has_its_own_column(values):
     listed = [str(i) for i in range(values)]
     for rule, places in ((values, [tables._bucket("a", text, values) for text in texts]), (listed, map(int, texts))):
         inputs, _ = tables.record_inputs(table, "", tables.Features(categorical={"a": rule}), Path("a.csv"))
-        assert (inputs == np.eye(values, dtype=np.float32)[list(places)]).all()
+        assert inputs.shape == (len(texts), values)
+        assert inputs.argmax(axis=1).tolist() == list(places)
+        assert np.count_nonzero(inputs) == inputs.sum() == len(texts)
