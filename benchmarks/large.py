@@ -305,7 +305,9 @@ def main() -> None:
         return
     what, size = asked.what[0], int(asked.what[1])
     if what == "ranks":
-        print(json.dumps(rank(size, asked.rounds)), flush=True)
+        found = rank(size, asked.rounds)
+        if os.environ.get("RANK", "0") == "0":  # lines of several processes may mix
+            print(json.dumps(found), flush=True)
     else:
         print(
             json.dumps(

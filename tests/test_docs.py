@@ -61,6 +61,8 @@ def other_command_works(command: str) -> bool:
         return True  # experiments/tests/test_pages.py has their tables and cells
     if re.fullmatch(r"torchrun --nproc-per-node 2 (train\.py|-m epsilons train people\.toml)", command):
         return True  # test_ranks.py runs both
+    if re.match(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 ", command):
+        return True  # test_nodes.py runs it
     if command == "accelerate launch --multi_gpu --num_processes 2 train.py":
         return True  # test_ranks.py runs it
     if command == "pip wheel --no-deps --wheel-dir dist .":

@@ -306,11 +306,16 @@ ENDS = st.lists(st.integers(0, 3 * BLOCK + 77), min_size=2, max_size=8).map(sort
 
 
 @given(ENDS, st.sampled_from([1, 3]))
-def test_noise_at_some_places_is_the_noise_at_these_places(ends, threads):
+def test_noise_at_some_places_is_the_noise_at_these_places_and_no_other_block_is_made(ends, threads):
     randomness, count = Randomness(KEY), 3 * BLOCK + 77
     ranges = list(zip(ends[::2], ends[1::2], strict=False))
     expected = [randomness.noise(1, 2, count)[first:last] for first, last in ranges]
-    assert np.array_equal(randomness.noise_at(1, 2, ranges, count, threads), np.concatenate(expected))
+    with mock.patch.object(Randomness, "stream", side_effect=randomness.stream) as made:
+        assert np.array_equal(randomness.noise_at(1, 2, ranges, count, threads), np.concatenate(expected))
+    blocks = {
+        place // BLOCK for first, last in ranges if last > first for place in (*range(first, last, BLOCK), last - 1)
+    }
+    assert sorted(call.args[-1] for call in made.call_args_list) == sorted(blocks)
 
 
 def test_a_seed_gives_the_same_run_on_any_number_of_ranks_of_a_sharded_model(groups):

@@ -233,16 +233,16 @@ def _splitmix64(state: Words) -> Words:
 # a uniform subset of that size: the distribution is exactly the same. The plan's number of records alone decides,
 # because it is public and part of the plan, so a resumed run uses the same method.
 #
-# One draw of about 1,000 from 1e6, 1e7 and 1e8 records takes 4, 37 and 370 ms with one coin per record, and 0.7, 4 and
-# 32 ms with counts, beside 37 ms for the gradients of 512 records in the paper's MNIST network
+# About 1,000 from 1e6, 1e7 and 1e8 records take 3, 45 and 480 ms to draw with one coin per record, and 0.8, 2.6 and
+# 15 ms with counts, beside 37 ms for the gradients of 512 records in the paper's MNIST network
 # (benchmarks/data_path.py, processor's time). The first draw with counts also sorts the records into classes: three of
-# them take 13, 120 and 1,500 ms, once per phase, and one takes half of that.
+# them take 26, 114 and 1,800 ms, once per phase, and one takes half of that.
 
 #: Plans for more records than this are drawn by counts.
 MOST_COINS = 1_000_000
 
-#: Fair coins that are tossed at once, 64 per word: 8 MB.
-WORDS_AT_ONCE = 2**20
+#: Fair coins that are tossed at once, 64 per word: 512 kB, which stay in the processor's cache.
+WORDS_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def heads(coins: int, stream: Stream) -> int:
         words = stream.integers(min(-(-coins // 64), WORDS_AT_ONCE))
         surplus = max(64 * len(words) - coins, 0)
         words[-1] >>= np.uint64(surplus)
-        ones += int.from_bytes(words.tobytes(), "little").bit_count()
+        ones += int(np.bitwise_count(words).sum())
         coins -= 64 * len(words)
     return ones
 
