@@ -146,4 +146,5 @@ def sums(rates: FloatArray, noises: FloatArray, steps: Sequence[int], rows: int)
 @lru_cache(maxsize=8)  # a run is reserved and settled with one table
 def _of_one_step(pairs: bytes) -> FloatArray:
     """(pairs, orders) Rényi divergences; pairs: the rates, and then the noise multipliers."""
-    return rdp.divergences(*np.frombuffer(pairs).reshape(2, -1), ORDERS)
+    rates, noises = np.frombuffer(pairs).reshape(2, -1)
+    return rdp.divergences(rates, noises, ORDERS)

@@ -21,6 +21,8 @@ from .rosters import NO_PERSON, Pages, caps
 
 #: Up to this many possible pairs are counted in an array, which is faster than sorting.
 FEW_PAIRS = 1 << 18
+#: Pairs that are in memory with their sums.
+PAIRS_AT_ONCE = 1 << 14
 #: No person is enrolled at this place.
 EMPTY = 0
 
@@ -117,7 +119,7 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
     """
     rows, wishes = len(change), Wishes(database) if is_charge else None
     pairs = _pairs(database, roster, rows)
-    blocks = (pairs[i : i + PAGE] for i in range(0, len(pairs), PAGE))
+    blocks = (pairs[i : i + PAIRS_AT_ONCE] for i in range(0, len(pairs), PAIRS_AT_ONCE))
     after = np.concatenate([_moved(database, block, change, wishes) for block in blocks])
     for page, of_page in roster.pages():
         stored, takes_part = page_of(database, page), of_page != NO_PERSON
