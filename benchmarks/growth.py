@@ -32,11 +32,13 @@ import torch
 import epsilons
 from epsilons.accounting import chords, pld
 from epsilons.accounting import rdp as rdp_curve
+from epsilons.auditing.membership.analysis import analyse
 from epsilons.auditing.membership.attacks import ATTACKS, Signals
 from epsilons.draws.persons_rows import Draws
 from epsilons.draws.randomness import Randomness
 from epsilons.ledger.ledger import Ledger
 from epsilons.registry import Registry, Roster, Table
+from epsilons.registry.evidence import export
 
 #: A wall: so many seconds of processor time, or so many bytes.
 SECONDS, BYTES = 60.0, 8e9
@@ -143,25 +145,101 @@ def reserve(people: int, folder: Path) -> Work:
     made.reserve_table("run", table, Roster(np.arange(people), np.resize([0, 1, 2], people)))
 
 
-def verify(runs: int, folder: Path) -> Work:
-    """of 1,000 people"""
+def after_runs(runs: int, folder: Path) -> Registry:
     made, table = registry(1000, folder)
     for run in range(runs):
         made.reserve_table(f"run {run}", table, Roster(np.arange(1000), np.resize([0, 1, 2], 1000)))
         made.begin(f"run {run}", f"{run:064x}", None, "a" * 64)
         made.settle(f"run {run}", [1], "b" * 64, f"{run:064x}")
+    return made
+
+
+def verify(runs: int, folder: Path) -> Work:
+    """of 1,000 people"""
+    made = after_runs(runs, folder)
     yield
     assert made.verify().is_right
 
 
-def membership(targets: int, folder: Path) -> Work:
-    """LiRA with 64 shadow models"""
-    coins = np.random.default_rng(0)
-    member = coins.random((64, targets)) < 0.5
-    signal = coins.normal(size=(64, targets)).astype(np.float32)
-    signals = Signals(member, signal, signal, signal, np.zeros((64, 0), np.float32))
+def apart(people: int, folder: Path) -> tuple[Registry, tuple[Table, Roster]]:
+    """A registry after two runs in which few people spent alike, and a third one."""
+    (made, _), random = registry(people, folder), np.random.default_rng(0)
+    table = Table(np.full((1, 1000), 0.0085), 12 + random.random((1, 1000)), (20,))
+    for run in range(2):
+        made.reserve_table(f"run {run}", table, Roster(np.arange(people), random.integers(1000, size=people)))
+    return made, (table, Roster(np.arange(people), random.integers(1000, size=people)))
+
+
+def reserve_apart(people: int, folder: Path) -> Work:
+    """one run for all, who spent differently"""
+    made, run = apart(people, folder)
     yield
-    ATTACKS["lira-shrunk"](signals)
+    made.reserve_table("run", *run)
+
+
+def verify_apart(people: int, folder: Path) -> Work:
+    """of two runs, people spent differently"""
+    made, _ = apart(people, folder)
+    yield
+    assert made.verify().is_right
+
+
+def show(people: int, folder: Path) -> Work:
+    """of two runs, people spent differently"""
+    made, _ = apart(people, folder)
+    yield
+    made.summary()
+
+
+def show_runs(runs: int, folder: Path) -> Work:
+    """of 1,000 people"""
+    made = after_runs(runs, folder)
+    yield
+    made.summary()
+
+
+def exported(people: int, folder: Path) -> Work:
+    """with coarse numbers, people spent differently"""
+    made, _ = apart(people, folder)
+    yield
+    export(made, counts=True)
+
+
+def shadows(targets: int) -> Signals:
+    """Of 512 models."""
+    coins = np.random.default_rng(0)
+    member, signal = coins.random((512, targets)) < 0.5, coins.standard_normal((512, targets), np.float32)
+    return Signals(member, signal, signal, signal, np.zeros((512, 0), np.float32))
+
+
+def lira(targets: int, folder: Path, attack: str = "lira") -> Work:
+    """online, own variances"""
+    signals = shadows(targets)
+    yield
+    ATTACKS[attack](signals)
+
+
+def lira_fixed(targets: int, folder: Path) -> Work:
+    """online, fixed variances"""
+    return lira(targets, folder, "lira-fixed")
+
+
+def lira_offline(targets: int, folder: Path) -> Work:
+    """offline, fixed variances"""
+    return lira(targets, folder, "lira-offline")
+
+
+def lira_shrunk(targets: int, folder: Path) -> Work:
+    """the default, shrunk variances"""
+    return lira(targets, folder, "lira-shrunk")
+
+
+def analysis(targets: int, folder: Path) -> Work:
+    """the result of one attack"""
+    signals, made = shadows(targets), of_people(targets)
+    plan = epsilons.plan(made, epsilons.Recipe(steps=100, batch_size=100, clip_norm=1.0), accountant="rdp")
+    yield
+    analyse(signals, {"lira": signals.margin}, plan, made.group, dealt_at_random=False)
 
 
 @dataclass(frozen=True)
@@ -197,7 +275,16 @@ ROWS = {
         Row(opening, "tensors", "bytes", (2 * 10**9, 10**10, 10**11), 10**10, (0.1, 0.1)),
         Row(reserve, "registry", "people", (10**4, 10**5, 10**6), 20_000, (1.0, 1.0)),
         Row(verify, "registry: verify", "runs", (50, 200, 800), 25, (1.0, 1.0)),
-        Row(membership, "membership", "targets", (10**3, 10**4, 10**5), 1000, (1.0, 1.0)),
+        Row(reserve_apart, "registry", "people", (10**4, 10**5, 10**6), 20_000, (1.0, 0.2)),
+        Row(verify_apart, "registry: verify", "people", (10**4, 10**5, 10**6), 20_000, (1.0, 0.2)),
+        Row(show, "registry: show", "people", (10**4, 10**5, 10**6), 20_000, (1.0, 0.4)),
+        Row(show_runs, "registry: show", "runs", (10, 100, 1000), 25, (1.0, 0.3)),
+        Row(exported, "registry: export", "people", (10**4, 10**5, 10**6), 20_000, (1.0, 0.4)),
+        Row(lira, "LiRA, 512 shadow models", "targets", (10**3, 10**4, 10**5), 1000, (0.1, 1.0)),
+        Row(lira_fixed, "LiRA, 512 shadow models", "targets", (10**3, 10**4, 10**5), 1000, (0.1, 1.0)),
+        Row(lira_offline, "LiRA, 512 shadow models", "targets", (10**3, 10**4, 10**5), 1000, (0.1, 1.0)),
+        Row(lira_shrunk, "LiRA, 512 shadow models", "targets", (10**3, 10**4, 10**5), 1000, (0.1, 1.0)),
+        Row(analysis, "membership, 512 shadow models", "targets", (10**3, 10**4, 10**5), 1000, (0.3, 0.2)),
     )
 }
 

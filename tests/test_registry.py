@@ -164,16 +164,22 @@ def many(tmp_path):
         yield made
 
 
+@pytest.mark.parametrize("at_once", [cohorts.PAIRS_AT_ONCE, 1])
 @pytest.mark.parametrize("few", [cohorts.FEW_PAIRS, 0], ids=["counted in an array", "sorted"])
-def test_people_on_every_page_are_charged_their_own_row(many, few, monkeypatch):
-    """However the pairs of cohorts and rows are found."""
+def test_people_on_every_page_are_charged_their_own_row(many, few, at_once, monkeypatch):
+    """However the pairs of cohorts and rows are found, and however many of them are charged at once."""
     monkeypatch.setattr(cohorts, "FEW_PAIRS", few)
+    monkeypatch.setattr(cohorts, "PAIRS_AT_ONCE", at_once)
     rows = np.arange(len(MANY)) % 2
     rows[PAGE:] = 2  # a row that only the last page has
     reserve(many, "one", MANY, rows, table([30.0, 40.0, 50.0]))
     orders = epsilons.accounting.filter.ORDERS
     by_hand = np.array([100 * epsilons.accounting.rdp.divergence(0.02, noise, orders) for noise in (30.0, 40.0, 50.0)])
     assert many.account(MANY).spent == pytest.approx(by_hand[rows], abs=2e-12)
+    stored = many._database.run("select * from cohort")
+    with pytest.raises(RegistryRefusedError):  # the last row's people have too little: all of it is undone
+        reserve(many, "two", MANY, rows, table([30.0, 40.0, 0.5]))
+    assert many._database.run("select * from cohort") == stored
     many.cancel("one")
     assert (many.account(MANY).spent == 0).all()
 

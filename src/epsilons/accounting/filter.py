@@ -15,6 +15,7 @@ Feldman and Zrnic, arXiv 2008.11193v4, which allows parameters that are chosen f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +138,13 @@ def sums(rates: FloatArray, noises: FloatArray, steps: Sequence[int], rows: int)
         pairs, row = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
         once = np.zeros((pairs.shape[1], len(ORDERS)))
         drawn = (pairs[0] > 0) & np.isfinite(pairs[1]) & (count > 0)
-        once[drawn] = count * rdp.divergences(pairs[0, drawn], pairs[1, drawn], ORDERS)
+        once[drawn] = count * _of_one_step(pairs[:, drawn].tobytes())
         total += once[row.reshape(-1)]
     return total
+
+
+@lru_cache(maxsize=8)  # a run is reserved and settled with one table
+def _of_one_step(pairs: bytes) -> FloatArray:
+    """(pairs, orders) Rényi divergences; pairs: the rates, and then the noise multipliers."""
+    rates, noises = np.frombuffer(pairs).reshape(2, -1)
+    return rdp.divergences(rates, noises, ORDERS)

@@ -6,6 +6,7 @@ and then gives each person their new cohort, page by page.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from .rosters import NO_PERSON, Pages, caps
 
 #: Up to this many possible pairs are counted in an array, which is faster than sorting.
 FEW_PAIRS = 1 << 18
+#: Pairs that are in memory with their sums.
+PAIRS_AT_ONCE = 1 << 14
 #: No person is enrolled at this place.
 EMPTY = 0
 
@@ -114,19 +117,30 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
 
     Raises RegistryRefusedError, which says nothing about any person.
     """
-    rows = len(change)
+    rows, wishes = len(change), Wishes(database) if is_charge else None
     pairs = _pairs(database, roster, rows)
-    cohorts, where = np.unique(pairs // rows, return_inverse=True)
+    blocks = (pairs[i : i + PAIRS_AT_ONCE] for i in range(0, len(pairs), PAIRS_AT_ONCE))
+    after = np.concatenate([_moved(database, block, change, wishes) for block in blocks])
+    for page, of_page in roster.pages():
+        stored, takes_part = page_of(database, page), of_page != NO_PERSON
+        key = stored[takes_part].astype(np.int64) * rows + of_page[takes_part]
+        stored[takes_part] = after[np.searchsorted(pairs, key)]
+        store_page(database, page, stored)
+
+
+def _moved(database: Database, pairs: IntArray, change: IntArray, wishes: Wishes | None) -> Cohorts:
+    """(pairs,) the cohort of each pair after this change; wishes: for a charge, those that it must fit into."""
+    cohorts, where = np.unique(pairs // len(change), return_inverse=True)
     before = known(database, cohorts)
     if not np.array_equal(before.ids, cohorts):
         raise RegistryError(
             "The registry was altered: cohorts are missing. See what is wrong: epsilons registry verify."
         )
-    wishes, withdrawn = before.wishes[where], before.withdrawn[where]
-    sums = before.sums[where] + change[pairs % rows]
-    if is_charge:
+    stated, withdrawn = before.wishes[where], before.withdrawn[where]
+    sums = before.sums[where] + change[pairs % len(change)]
+    if wishes is not None:
         # A sum that does not fit into 64 bits became negative: it is too much, and not room for more.
-        fits = (sums <= Wishes(database).caps(wishes)).any(axis=1) & (sums >= 0).all(axis=1) & ~withdrawn
+        fits = (sums <= wishes.caps(stated)).any(axis=1) & (sums >= 0).all(axis=1) & ~withdrawn
         if not fits.all():
             raise RegistryRefusedError(
                 "Some people in this roster have too little left for this run, or withdrew. Nothing was charged. Plan "
@@ -134,12 +148,7 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
             )
     if (sums < 0).any():
         raise RegistryError("The registry was altered: more would be given back than was charged.")
-    after = ids_of(database, wishes, withdrawn, sums)
-    for page, of_page in roster.pages():
-        stored, takes_part = page_of(database, page), of_page != NO_PERSON
-        key = stored[takes_part].astype(np.int64) * rows + of_page[takes_part]
-        stored[takes_part] = after[np.searchsorted(pairs, key)]
-        store_page(database, page, stored)
+    return ids_of(database, stated, withdrawn, sums)
 
 
 def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray[Any], IntArray]]) -> None:
@@ -184,8 +193,12 @@ def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
 def ids_of(database: Database, wishes: IntArray, withdrawn: npt.NDArray[np.bool_], sums: IntArray) -> Cohorts:
     """The cohort of each of these rows; rows that do not exist are added, inside a transaction."""
     keys = [(int(w), int(g), s.tobytes()) for w, g, s in zip(wishes, withdrawn, sums, strict=True)]
-    select = "select wish, withdrawn, sums, id from cohort where sums"
-    found = {(wish, gone, bytes(s)): i for wish, gone, s, i in rows_in(database, select, (key[2] for key in keys))}
+    alike, found = defaultdict[tuple[int, int], list[bytes]](list), dict[tuple[int, int, bytes], int]()
+    for wish, gone, one in keys:
+        alike[wish, gone].append(one)
+    for (wish, gone), some in alike.items():  # one after the other, as the index begins with these columns
+        select = f"select sums, id from cohort where wish = {wish} and withdrawn = {gone} and sums"
+        found |= {(wish, gone, bytes(one)): i for one, i in rows_in(database, select, some)}
     missing = [key for key in dict.fromkeys(keys) if key not in found]
     ((most,),) = database.run("select coalesce(max(id), 0) from cohort")
     found |= {key: most + 1 + i for i, key in enumerate(missing)}

@@ -13,7 +13,7 @@ from ..core.disclosure import SMALLEST_SHOWN, at_least, display_rows, rounded_up
 from ..core.mechanism import FloatArray, Groups, IntArray
 from . import databases
 from .accounts import LEAST_LEFT
-from .cohorts import EMPTY, Wishes, known, of_people, page_of
+from .cohorts import EMPTY, Known, Wishes, known, of_people, page_of
 from .databases import PAGE, Database
 from .rosters import NO_PERSON, UNIT
 from .runs import StoredRun, rows_of, stored_runs
@@ -99,7 +99,7 @@ def summary(database: Database, registry: str) -> Summary:
         events=events,
         head=head,
         people=_number(people),
-        wishes=_wish_rows(database, counts),
+        wishes=_wish_rows(counts),
         projects=_project_rows(database, counts),
         runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in counts.runs),
     )
@@ -118,8 +118,8 @@ def counts(database: Database) -> dict[str, Any]:
     """
     wishes, people = Wishes(database), Counter[float]()
     bounds = np.array([rounded_up(epsilon) for epsilon in wishes.epsilon.tolist()])
-    for _, cohorts, wish in _pages(database, wishes):
-        people.update(bounds[wish[cohorts != EMPTY]].tolist())
+    for _, _, wish, _, count in _pages(database, wishes):
+        people.update(np.repeat(bounds[wish], count).tolist())
     ((runs,),) = database.run("select count(*) from run")
     budgets = {f"{bound:g}": coarse(people[bound]) for bound in sorted(people) if people[bound] >= SMALLEST_SHOWN}
     return {"people": coarse(people.total()), "runs": coarse(runs), "epsilon_at_most": budgets}
@@ -151,7 +151,7 @@ def _part(nats: FloatArray, capacity: FloatArray) -> FloatArray:
 class _Totals:
     """One pass over all pages.
 
-    cohorts     cohort -> people
+    of_wish     (3, wishes) people, sum of the parts of their budgets that they used, people who can take part
     of_run      run -> people
     of_project  project -> people in any of its runs
     used        project -> sum of the parts of lifetime budgets that its runs used
@@ -159,42 +159,42 @@ class _Totals:
 
     def __init__(self, database: Database) -> None:
         self.wishes, self.runs = Wishes(database), stored_runs(database)
-        self.cohorts, self.of_run, self.of_project = Counter[int](), Counter[str](), Counter[str]()
+        self.of_wish, self.of_run, self.of_project = np.zeros((3, len(self.wishes.ids))), Counter[str](), Counter[str]()
         self.used = {run.project: 0.0 for run in self.runs}
         shares = {run.id: _shares(run, self.wishes) for run in self.runs}
-        for page, cohorts, wish in _pages(database, self.wishes):
-            self.cohorts.update(cohorts[cohorts != EMPTY].tolist())
-            took_part: dict[str, Any] = {}
+        for page, rows, of_cohort, which, count in _pages(database, self.wishes):
+            nats = rows.sums[np.arange(len(of_cohort)), self.wishes.home[of_cohort]] / UNIT
+            used = np.minimum(_part(nats, self.wishes.capacity[of_cohort]), 1.0)
+            stays = (used < 1 - LEAST_LEFT) & ~rows.withdrawn
+            sums = (count, used * count, stays * count)
+            self.of_wish += [np.bincount(of_cohort, one, self.of_wish.shape[1]) for one in sums]
+            wish, took_part = of_cohort[which], dict[str, Any]()
             for run in self.runs:
-                rows = rows_of(database, run.id, page)
-                here = rows != NO_PERSON
+                of_page = rows_of(database, run.id, page)
+                here = of_page != NO_PERSON
                 self.of_run[run.id] += int(here.sum())
-                self.used[run.project] += float(shares[run.id][rows[here], wish[here]].sum())
+                self.used[run.project] += float(shares[run.id][of_page[here], wish[here]].sum())
                 took_part[run.project] = took_part.get(run.project, False) | here
             for project, mask in took_part.items():
                 self.of_project[project] += int(mask.sum())
 
 
-def _pages(database: Database, wishes: Wishes) -> Iterator[tuple[int, Any, IntArray]]:
-    """(page, (PAGE,) cohort of each place, (PAGE,) place of its wish in `wishes`)."""
+def _pages(database: Database, wishes: Wishes) -> Iterator[tuple[int, Known, IntArray, IntArray, IntArray]]:
+    """(page, its cohorts, (cohorts,) place of the wish of each, (PAGE,) cohort of each person, (cohorts,) people)."""
     for (page,) in database.run("select number from page order by number"):
         cohorts = page_of(database, page)
-        distinct, which = np.unique(cohorts, return_inverse=True)
-        rows = known(database, distinct[distinct != EMPTY])
-        empty = np.zeros(int(distinct[0] == EMPTY), dtype=np.int64)
-        yield page, cohorts, np.concatenate([empty, wishes.places(rows.wishes)])[which]
+        distinct, which, count = np.unique(cohorts, return_inverse=True, return_counts=True)
+        empty = int(distinct[0] == EMPTY)
+        rows = known(database, distinct[empty:])
+        yield page, rows, wishes.places(rows.wishes), which - empty, count[empty:]
 
 
-def _wish_rows(database: Database, counts: _Totals) -> tuple[WishUse, ...]:
-    if not counts.cohorts:
+def _wish_rows(counts: _Totals) -> tuple[WishUse, ...]:
+    there, wishes = counts.of_wish[0] > 0, counts.wishes
+    if not there.any():
         return ()
-    rows, wishes = known(database, counts.cohorts), counts.wishes
-    count = np.array([counts.cohorts[int(cohort)] for cohort in rows.ids])
-    wish = wishes.places(rows.wishes)
-    nats = rows.sums[np.arange(len(wish)), wishes.home[wish]] / UNIT
-    used = np.minimum(_part(nats, wishes.capacity[wish]), 1.0)
-    stays = (used < 1 - LEAST_LEFT) & ~rows.withdrawn
-    stated = np.stack([wishes.epsilon[wish], wishes.delta[wish]], axis=1)
+    count, used, stays = counts.of_wish[:, there]
+    stated = np.stack([wishes.epsilon[there], wishes.delta[there]], axis=1)
     distinct, group = np.unique(stated, axis=0, return_inverse=True)
     group = group.reshape(-1)
     groups = Groups(distinct[:, 0], distinct[:, 1], np.bincount(group, count).astype(np.int64))
@@ -202,8 +202,8 @@ def _wish_rows(database: Database, counts: _Totals) -> tuple[WishUse, ...]:
     for row in display_rows(groups, None, release=True):
         here = (group >= row.groups.start) & (group < row.groups.stop)
         size = int(count[here].sum())
-        mean = None if size < SMALLEST_SHOWN else round(float((used * count)[here].sum()) / size, 2)
-        left = _left(int((count * stays)[here].sum()), size)
+        mean = None if size < SMALLEST_SHOWN else round(float(used[here].sum()) / size, 2)
+        left = _left(int(stays[here].sum()), size)
         shown.append(WishUse(row.label, row.epsilon, row.delta, row.records, mean, left))
     return tuple(shown)
 

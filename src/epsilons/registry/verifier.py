@@ -523,9 +523,12 @@ def _differences(stream: Stream, replayed: tuple[int, Ints, Ints, Ints]) -> int:
     distinct, which = np.unique(cohorts, return_inverse=True)
     known = np.full((len(distinct), 2 + len(ORDERS)), -1, dtype=np.int64)
     select = f"select id, wish, withdrawn, {_up_to('sums', 1024)} from cohort where id in "
-    for cohort, wish, withdrawn, sums in stream(f"{select} ({', '.join(['%s'] * len(distinct))})", *distinct.tolist()):
-        if (type(wish), type(withdrawn), type(sums)) == (int, int, bytes) and len(sums) == 8 * len(ORDERS):
-            known[np.searchsorted(distinct, cohort)] = wish, withdrawn, *np.frombuffer(sums, dtype=np.int64)
+    stored = stream(f"{select} ({', '.join(['%s'] * len(distinct))})", *distinct.tolist())
+    types, size = (int, int, int, bytes), 8 * len(ORDERS)
+    if rows := [row for row in stored if tuple(map(type, row)) == types and len(row[3]) == size]:
+        place = np.searchsorted(distinct, [row[0] for row in rows])
+        known[place, :2] = [row[1:3] for row in rows]
+        known[place, 2:] = np.frombuffer(b"".join(row[3] for row in rows), dtype=np.int64).reshape(len(rows), -1)
     known[distinct == 0] = 0  # nobody is enrolled there
     return int((known[which] != np.column_stack(columns)).any(axis=1).sum())
 
