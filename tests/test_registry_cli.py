@@ -273,7 +273,7 @@ def test_ids_with_leading_zeros_are_other_people(people):
 
 
 def test_what_is_shown_follows_the_rule_of_20(people):
-    registry("quota", "cardiology", "0.5").succeeded("0.5")
+    registry("quota", "cardiology", "0.5").succeeded("50% of each lifetime budget")
     with Registry(URL) as opened:
         reserve(opened, "few", IDS[:10], [0] * 10, table([20.0]), project="small")
         reserve(opened, "many", IDS[:45], [0] * 45, table([20.0]), project="cardiology")
@@ -613,7 +613,7 @@ def test_a_plan_says_that_it_read_no_registry(people, monkeypatch):
     assert said in Path("plan.html").read_text()
 
 
-def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people):
+def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people, capsys):
     """22 of the 30 who are enrolled in each tier take part."""
     rows = Path("visits.csv").read_text().splitlines()
     Path("visits.csv").write_text("\n".join([rows[0], *(row for row in rows[1:] if row < "zz044")]) + "\n")
@@ -625,10 +625,16 @@ def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_en
     levels = Plan.load("runs/people-1/plan.json").epsilons / [1, 4]
     assert (levels > [part + 0.1 for part, _ in parts]).all()  # another scale, as the plan says
     assert [one["used"] for one in shown()["wishes"]] == pytest.approx([p * 22 / 30 for p, _ in parts], abs=0.006)
-    registry("show").succeeded("on average over all who are enrolled, also those in no run")
+    registry("show").succeeded("on average over all who are enrolled, also those in no run", "share used")
     epsilons("report", "runs/people-1", "-q").succeeded()
     page = " ".join("".join(file.read_text() for file in Path("runs/people-1").glob("report*.html")).split())
     assert "epsilons registry show gives the average over all who are enrolled, also those in no run" in page
+    assert "share used before this run" in page
+    assert "ε used" not in page, "the chart shows shares of lifetime budgets"
+    with Registry(URL) as opened:
+        registry_people.show_person(opened, "zz000", False)
+        share = opened.account(["zz000"]).used_share[0]
+    assert f"share used     {share:.0%}" in capsys.readouterr().out
 
 
 def test_a_dry_run_charges_nothing(people):

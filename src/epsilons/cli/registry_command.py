@@ -212,7 +212,7 @@ def quota(url: Url, project: Project, share: Part, pepper: Pepper = None) -> str
 
     with opened(url, pepper) as registry:
         registry.set_quota(project, share)
-    return f"{printable(project)}: at most {share:.4g} of each lifetime budget."
+    return f"{printable(project)}: at most {100 * share:.4g}% of each lifetime budget."
 
 
 @command("limit sqlite:///people.db 0.25")

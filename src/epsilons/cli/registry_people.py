@@ -129,14 +129,16 @@ def show_all(registry: Registry, as_json: bool) -> None:
         return
     out = console()
     out.print(f"Registry {found.registry}: {found.people} people, {found.events:,} events", style="bold")
-    out.print("Lifetime budgets. Used: spent and reserved, on average over all who are enrolled, also those in no run.")
+    out.print(
+        "Lifetime budgets. Share used: spent and reserved, on average over all who are enrolled, also those in no run."
+    )
     wishes = [[w.label, _of(w.people), _part(w.used), w.can_take_part] for w in found.wishes]
-    show_table((["epsilon", "people", "used", "can take part"], wishes), out, left=1)
+    show_table((["epsilon", "people", "share used", "can take part"], wishes), out, left=1)
     if found.projects:
         projects = [
             [p.project or "(none)", f"{p.runs:,}", _part(p.quota), _part(p.used), p.people] for p in found.projects
         ]
-        show_table((["project", "runs", "quota", "used", "people"], projects), out, left=1)
+        show_table((["project", "runs", "quota", "share used", "people"], projects), out, left=1)
     if found.runs:
         runs = [
             [r.run, r.project or "(none)", r.kind, r.state, f"{r.steps:,}", _of(r.charged), r.people]
@@ -178,9 +180,10 @@ def show_person(registry: Registry, one: str, as_json: bool) -> None:
         print(json.dumps(values, indent=1))
         return
     runs = values.pop("runs")
+    values["share_used"] = _part(values.pop("used"))
     _show(values, as_json)
     rows = [[run["run"], run["project"] or "(none)", run["kind"], run["state"], _part(run["used"])] for run in runs]
-    show_table((["run", "project", "kind", "state", "used"], rows), console(), left=4)
+    show_table((["run", "project", "kind", "state", "share used"], rows), console(), left=4)
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
