@@ -190,10 +190,12 @@ def test_an_import_enrols_and_changes_only_when_asked(people):
     before = Path("wishes.csv").read_text()
     Path("wishes.csv").write_text(before.replace(",1\n", ",2\n") + "zz900,1\n")
     registry("import", "wishes.csv", "--person", "id").is_refused(3, "30 of 61", "No budget was written", "--change")
-    assert shown()["people"] == "60"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 60
     registry("import", "wishes.csv", "--person", "id", "--change").succeeded("have another budget")
     assert [row["epsilon"] for row in shown()["wishes"]] == [None, 4.0]  # the one new person joins another row
-    assert shown()["people"] == "61"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 61
 
 
 def test_people_who_withdrew_are_not_brought_back_by_an_import(people):
@@ -231,7 +233,8 @@ def test_one_wish_that_no_account_can_keep_refuses_the_whole_list(people, monkey
     monkeypatch.setattr(registry_people, "AT_ONCE", 2)
     Path("more.csv").write_text("id,epsilon\nzz901,1\nzz902,1\nzz903,0.001\n")
     registry("import", "more.csv", "--person", "id").is_refused(2, "too small")
-    assert shown()["people"] == "60"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 60
 
 
 def test_tiers_are_written_either_way(people):
@@ -298,7 +301,23 @@ def test_a_small_wish_is_merged_in_what_is_shown_and_exported(people):
         opened.enrol(["zz800"], 7.125)
     registry("export", "-o", "a.json").succeeded()
     assert "7.125" not in Path("a.json").read_text() + registry("show").out
-    assert shown()["wishes"][-1]["people"] == 31
+    assert shown()["wishes"][-1]["people"] == 20, "31, rounded down"
+
+
+def test_one_person_who_withdrew_is_not_the_difference_of_what_is_shown_and_a_report(people):
+    """The report counts those who took part; what is shown is the same with and without one who withdrew."""
+    texts = []
+    for gone in ((), IDS[4:5]):
+        with Registry(URL) as opened:
+            if gone:
+                opened.withdraw([*gone])
+        found = shown()
+        texts.append((found["people"], found["wishes"]))
+    assert texts[0] == texts[1]
+    assert (found["people"], [wish["people"] for wish in found["wishes"]]) == ("60 or more", [20, 20])
+    train("--share", "0.4").succeeded()
+    assert make_content(load_run("runs/people-1"), release=False).groups[0].records == 29
+    registry("show").succeeded("60 or more people", "20 or more")
 
 
 def test_one_persons_account_is_for_a_terminal_or_json(people):

@@ -17,7 +17,7 @@ from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Rule, check_stated, ids_in
 from ..configs.config import BudgetsSection
 from ..configs.consent import Entries, are_in, check_names
-from ..core.disclosure import how_many
+from ..core.disclosure import at_least, how_many
 from ..data.tables import chosen
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError, printable
 from ..registry import Registry
@@ -132,7 +132,7 @@ def show_all(registry: Registry, as_json: bool) -> None:
     out.print(
         "Lifetime budgets. Share used: spent and reserved, on average over all who are enrolled, also those in no run."
     )
-    wishes = [[w.label, _of(w.people), _part(w.used), w.can_take_part] for w in found.wishes]
+    wishes = [[w.label, at_least(w.people or 0), _part(w.used), w.can_take_part] for w in found.wishes]
     show_table((["epsilon", "people", "share used", "can take part"], wishes), out, left=1)
     if found.projects:
         projects = [
