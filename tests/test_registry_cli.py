@@ -198,6 +198,27 @@ def test_an_import_enrols_and_changes_only_when_asked(people):
         assert opened.verify().people == 61
 
 
+def test_a_slip_of_a_factor_of_ten_is_asked_about_in_numbers_that_reveal_nobody(people):
+    def changed(**of):
+        lines = [f"{one},{of.get(one, 1 + 3 * (i % 2))}\n" for i, one in enumerate(IDS)]
+        Path("wishes.csv").write_text("id,epsilon\n" + "".join(lines))
+        return registry("import", "wishes.csv", "--person", "id", "--change", *(["--yes"] if of.get("yes") else []))
+
+    asked = [changed(**dict.fromkeys(IDS[: 2 * few : 2], 10)) for few in (1, 19)]
+    for outcome in asked:
+        outcome.is_refused(3, "Fewer than 20 people of this list would have more than 5 times the epsilon", "--yes")
+    assert asked[0].err == asked[1].err
+    changed(**dict.fromkeys(IDS[:50:2], 10)).is_refused(3, "20 or more people of this list would have", "--yes")
+    with Registry(URL) as opened:
+        opened.withdraw(IDS[2:3])
+        assert set(opened.account(IDS).epsilon) == {1.0, 4.0}, "nothing was written"
+    changed(zz000=5, zz002=50).succeeded("have another budget")  # 5 times is no more than 5 times; zz002 withdrew
+    changed(zz000=26, yes=True).succeeded("have another budget")
+    with Registry(URL) as opened:
+        assert opened.account(IDS[:1]).epsilon == [26.0]
+    changed(zz000=3).succeeded("have another budget")  # a lower one is not asked about
+
+
 def test_people_who_withdrew_are_not_brought_back_by_an_import(people):
     registry("withdraw", "--id", "zz007").succeeded("Withdrawn")
     Path("wishes.csv").write_text(Path("wishes.csv").read_text().replace(",4\n", ",3\n"))

@@ -26,6 +26,8 @@ from .options import console, show_table
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
 AT_ONCE = 100_000
+#: A budget that is raised by more than this is confirmed.
+FACTOR = 5
 
 
 def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **columns: Any) -> tuple[Budgets, list[str]]:
@@ -61,11 +63,14 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     return ids
 
 
-def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool) -> Iterator[str]:
+def import_wishes(
+    registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool, yes: bool = False
+) -> Iterator[str]:
     """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before a budget is written.
 
     out     ids of people whom the list leaves out: those enrolled are withdrawn, also where the rest is refused
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
+    yes     True: also to more than FACTOR times the epsilon that they had
     """
     ids, epsilon, delta = wishes.ids, wishes.epsilons[wishes.group], wishes.delta[wishes.group]
     if out:  # first, so that they are withdrawn also if the rest is refused
@@ -76,17 +81,23 @@ def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: b
         console(stderr=True, quiet=quiet).print(f"Looking up {len(ids):,} people …", style="dim")
     enrolled = registry.are_enrolled(ids)
     known = np.flatnonzero(enrolled)
-    other = known
+    other = raised = known
     if len(known):
         accounts = registry.account([ids[i] for i in known])
         differs = (accounts.epsilon != epsilon[known]) | (accounts.delta != delta[known])
         other = known[differs & ~accounts.withdrawn]
+        raised = known[(epsilon[known] > FACTOR * accounts.epsilon) & ~accounts.withdrawn]
         if accounts.withdrawn.any():
             yield "Some of these people withdrew. They stay so, and what the file says about them is not used."
     if len(other) and not change:
         raise RegistryRefusedError(
             f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. No "
             "budget was written. To change their budgets: --change. What they spent stays spent."
+        )
+    if len(raised) and not yes:  # 30 for 3 is a slip that nobody would see
+        raise RegistryRefusedError(
+            f"{at_least(len(raised)).capitalize()} people of this list would have more than {FACTOR} times the epsilon "
+            "that they had. No budget was written. If that is what they chose: --yes."
         )
     new = np.flatnonzero(~enrolled)
     with Progress(console=console(stderr=True), disable=quiet or len(new) + len(other) < 2 * AT_ONCE) as progress:
