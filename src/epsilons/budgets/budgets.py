@@ -191,12 +191,12 @@ def tier_column(
     names = [find(as_text(cell)) for cell in cells.to_pylist()]
     unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
     if unknown.any():
-        # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
-        count = int(unknown.sum())
-        few = count < SMALLEST_SHOWN
-        first = "" if few else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
-        used = set(names)
+        # A small count is suppressed. So is its first row if a tier has no records, because its name may be misspelt in
+        # the list, and the row would show who chose it.
+        count, used = int(unknown.sum()), set(names)
         unused = [name for name in tiers if name not in used]
+        hidden = unused and count < SMALLEST_SHOWN
+        first = "" if hidden else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
         blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
         is_number = unknown & np.array([decimal(name) is not None for name in names], dtype=bool)[index]
