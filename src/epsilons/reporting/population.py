@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -281,6 +282,10 @@ class Accuracy:
         """True if there are so few records that the accuracy says nothing about others."""
         return self.records is not None and self.records < SMALLEST_SHOWN
 
+    def is_below(self, other: Accuracy) -> bool:
+        """True if its interval lies below that of the other one."""
+        return self.high is not None and other.low is not None and self.high < other.low
+
     @classmethod
     def of(cls, label: str, right: float, records: int) -> Accuracy:
         """From counts; `right` may be accuracy · records."""
@@ -347,25 +352,28 @@ class Evaluation:
 
         It names only one whose 95 % interval is below that of all.
         """
-        crossed = zip(self.classes, self.cells, strict=False)
-        named = {f"class {one.label}, budget {cell.label}": cell for one, cells in crossed for cell in cells}
-        named |= {f"budget {one.label}": one for one in self.groups} | {
-            f"class {one.label}": one for one in self.classes
-        }
-        known = {label: one for label, one in named.items() if one.accuracy is not None and not one.is_few}
-        if not any((one.accuracy or 0.0) < (self.overall.accuracy or 0.0) for one in known.values()):
+        average = 100 * (self.overall.accuracy or 0.0)
+        rated = [(100 * (one.accuracy or 0.0), label, one) for label, one in self._rated()]
+        if not any(rate < average for rate, *_ in rated):
             return None
         first = f"Served worst, of those with {SMALLEST_SHOWN} test records or more:"
-        below = {label: one for label, one in known.items() if (one.high or 0.0) < (self.overall.low or 0.0)}
+        below = [(rate, label, one) for rate, label, one in rated if one.is_below(self.overall)]
         if not below:
             return f"{first} not distinguishable. No interval lies below that of all."
-        label = min(below, key=lambda label: below[label].accuracy or 0.0)
-        worst = below[label]
-        rates = [100 * (rate or 0.0) for rate in (worst.accuracy, worst.low, worst.high, self.overall.accuracy)]
+        rate, label, worst = min(below, key=itemgetter(0))
+        low, high = 100 * (worst.low or 0.0), 100 * (worst.high or 0.0)
         return (
-            f"{first} {label}, {rates[0]:.1f}\u00a0% "
-            f"right ({rates[1]:.1f} to {rates[2]:.1f}\u00a0%), of {worst.records:,}. All: {rates[3]:.1f}\u00a0%."
+            f"{first} {label}, {rate:.1f}\u00a0% right ({low:.1f} to {high:.1f}\u00a0%), of {worst.records:,}. All: "
+            f"{average:.1f}\u00a0%."
         )
+
+    def _rated(self) -> list[tuple[str, Accuracy]]:
+        """Labels and accuracies of enough test records."""
+        crossed = zip(self.classes, self.cells, strict=False)
+        named = [(f"class {one.label}, budget {cell.label}", cell) for one, cells in crossed for cell in cells]
+        named += [(f"budget {one.label}", one) for one in self.groups]
+        named += [(f"class {one.label}", one) for one in self.classes]
+        return [(label, one) for label, one in named if one.accuracy is not None and not one.is_few]
 
 
 def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:
