@@ -671,6 +671,9 @@ def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_en
     assert "epsilons registry show gives the average over all who are enrolled, also those in no run" in page
     assert "share used before this run" in page
     assert "ε used" not in page, "the chart shows shares of lifetime budgets"
+    more = epsilons("train", "people.toml", "--registry", URL, "--share", "0.1", "-o", "runs/more")
+    assert re.search(r"left  level ε 0\.\d+/", more.err), "what is no share is called a level"
+    assert "level charged so far" in more.out + more.err
     with Registry(URL) as opened:
         registry_people.show_person(opened, "zz000", False)
         share = opened.account(["zz000"]).used_share[0]
