@@ -315,6 +315,12 @@ def test_a_misspelt_tier_is_named_without_a_hint_to_the_few_who_chose_it():
     for words in ("20 of 220 cells", "the first is row 37", "No record holds: 'resarch'."):
         assert words in message(20)
     assert "No record holds" not in message(20, "strict:1,open:4")
+    # Where every tier has records, a row says only that its cell is a slip, and not which tier was meant.
+    for few in (1, 19):
+        said = " ".join(message(few, "strict:1,open:4").split())
+        assert "Fewer than 20 cells of column 'tier'" in said
+        assert "the first is row 37, counted from 0 below the header." in said
+        assert "research" not in said
 
 
 @pytest.mark.usefixtures("here")

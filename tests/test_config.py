@@ -241,6 +241,8 @@ def test_both_epoch_conventions_give_the_published_steps(convention, records, ba
 
 def test_the_reference_page_describes_the_keys_as_the_code_does():
     page = epsilons("docs", "config").out
+    said = " ".join((Path(__file__).parents[1] / "docs" / "config.md").read_text().split())
+    assert "`epsilons docs config` prints it." in said, "a reader of the file finds no keys in it"
     rows = dict(re.findall(r"^`(\w+)`.*\n:   (.+)$", page, flags=re.M))
     for name in get_args(TrainingSection.model_fields["optimizer"].annotation):
         assert name in rows["optimizer"].partition("One of")[2]

@@ -598,3 +598,38 @@ def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow(monkeypatch)
     monkeypatch.setattr(consent, "_today", lambda: date(2025, 10, 1))
     epsilons(*check).is_refused(3, "not of the people")
     epsilons(*check, "--registry", URL).is_refused(2, "--excluded")
+
+
+# -- differences of one person -----------------------------------------------------------------------------------------
+
+
+def test_what_is_said_of_the_data_and_of_a_plan_does_not_show_that_one_person_holds_a_rare_tier():
+    said = []
+    for tier in ("open", "rare"):
+        write([f"p{i},{tier if i == 7 else ('strict', 'open')[i % 2]},,," for i in range(100)])
+        change("{ open = 4 }", "{ strict = 0.5, open = 4, rare = 3 }")
+        outcome = epsilons("train", "people.toml", "--dry-run")
+        text = " ".join((outcome.out + outcome.err).split())
+        said.append(text[text.index("people.csv:") : text.index("no test data") + 40])
+    assert said[0] == said[1]
+    two, three = ([1.0] * 40 + [4.0] * 40, [1.0] * 39 + [2.0] + [4.0] * 40)
+    assert repr(Budgets(two)) == "Budgets(80 records, 2 groups)"
+    assert repr(Budgets(three)) == "Budgets(80 records)"
+
+
+def test_a_plans_page_does_not_count_one_person_who_is_only_tested_on():
+    """Rows after a day are held out: with one person less of them, the plan is the same, and so is its page."""
+    pages = []
+    for people in (70, 69):
+        write([f"p{i},open,,," for i in range(people)], people=people)
+        rows = [f"p{i},{i},{('no', 'yes')[i % 2]},202{3 + (i >= 40)}-05-01" for i in range(people)]
+        Path("people.csv").write_text("pid,serial,label,day\n" + "\n".join(rows) + "\n")
+        change('train = "people.csv"', 'train = "people.csv"\ntest_after = { day = ["2024-01-01"] }')
+        epsilons("plan", "people.toml", "--html", "plan.html").succeeded()
+        pages.append(html.unescape(Path("plan.html").read_text()))
+        Path("plan.html").unlink()
+    assert pages[0] == pages[1]
+    assert "matched, also those to be held out" in pages[0]
+    assert "60 or more" in pages[0]
+    assert "budgets alone" not in pages[0]
+    assert "Counts of who takes part are of the ids in the data." in pages[0]

@@ -180,4 +180,4 @@ def test_init_warns_of_tiers_that_differ_by_spelling_and_one_of_them_stands_for_
     epsilons(*importing, "--tiers", "streng:1").is_refused(2, "30 of 60 cells")
     epsilons(*importing, "--tiers", "streng:1,offen:2").succeeded("60 of 60 people")
     wishes = json.loads(epsilons("registry", "show", "sqlite:///p.db", "--json").out)["wishes"]
-    assert [(one["label"], one["people"]) for one in wishes] == [("1", 30), ("2", 30)]
+    assert [(one["label"], one["people"]) for one in wishes] == [("1", 20), ("2", 20)]

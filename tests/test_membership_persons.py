@@ -198,7 +198,14 @@ def test_a_hospital_attacks_its_config_and_its_run(tmp_path, monkeypatch):
     assert "a random half of 45 persons" in page
     assert ">persons</th>" in page
     program("report", "run").succeeded()
-    assert "with all of their rows" in Path("run/report.html").read_text()
+    report = Path("run/report.html").read_text()
+    assert "with all of their rows" in report
+    odds = report[report.index('id="odds"') :]
+    odds = odds[: odds.index("<figure>")]
+    assert "where yes and no are equally likely" in odds
+    assert "The bounds under Membership inference are of other games" in odds
+    assert "however they attack" not in report, "a bound on another game, on the same page, is larger"
+    assert "are of other games" not in Path("run/report-release.html").read_text(), "it has no attack"
     assert (
         "membership" not in json.loads(Path("run/report-release.json").read_text())
         or not json.loads(Path("run/report-release.json").read_text())["membership"]

@@ -260,7 +260,7 @@ def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):
     assert first.startswith("epsilon 1: ")
     certified = np.ceil(1000 * result.groups[1].certified_auc) / 10
     assert f"is right {100 * strong.auc.value:.1f} times in 100 (strong, 95 %: " in second
-    assert f"no attack is right more than {certified:g} times" in second
+    assert f"in this game, no attack is right more than {certified:g} times" in second
     assert f"one false alarm in 100 non-members recognises {100 * strong.found[0].found.value:.3g} of 100" in second
     assert third.startswith("strong: AUC of epsilon 4 minus AUC of epsilon 1 is +")
     assert BELOW in result.sentences

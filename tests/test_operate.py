@@ -451,8 +451,8 @@ def test_commands_about_a_registry_read_its_url_in_the_environment(monkeypatch):
     registry = lambda *given: epsilons("registry", *given)  # noqa: E731
     registry("import", "wishes.csv", "--person", "id").succeeded("people of this list are new")
     registry("change", "--id", "zz001", "--epsilon", "3").succeeded("changed")
-    registry("quota", "cardiology", "0.5").succeeded("cardiology: at most 0.5")
-    registry("show").succeeded("60 people")
+    registry("quota", "cardiology", "0.5").succeeded("cardiology: at most 50%")
+    registry("show").succeeded("60 or more people")
     registry("show", "sqlite:///other.db").is_refused(2, "other.db")
     registry("backup", "-o", "copy.db").succeeded("Copied")
     registry("export", "-o", "e.json").succeeded()

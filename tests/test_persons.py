@@ -232,7 +232,7 @@ def test_a_subset_keeps_ids_and_forgets_rows():
 
 def test_budgets_of_persons_without_ids_know_no_rows():
     budgets = Budgets([1.0, 2.0], DELTA, unit="person")
-    assert (budgets.unit, budgets.person, repr(budgets)) == ("person", None, "Budgets(2 persons, 2 groups)")
+    assert (budgets.unit, budgets.person, repr(budgets)) == ("person", None, "Budgets(2 persons)")
     with pytest.raises(BudgetError, match="hold no ids"):
         budgets.persons_of(["a"])
     with pytest.raises(BudgetError, match="unit must be"):

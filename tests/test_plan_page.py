@@ -209,7 +209,10 @@ def test_the_bar_of_odds_begins_at_none_of_100_as_in_a_report():
 
 
 def test_the_page_says_what_happens_if_a_person_withdraws():
-    assert "Before training begins: remove all of their rows from the data, and plan again." in text(shown(three()))
+    first = (
+        "Before training begins: let the list of budgets leave them out, or remove all of their rows from the data, and"
+    )
+    assert f"{first} plan again." in text(shown(three()))
 
 
 def test_a_page_of_persons_names_no_record():

@@ -190,10 +190,33 @@ def test_an_import_enrols_and_changes_only_when_asked(people):
     before = Path("wishes.csv").read_text()
     Path("wishes.csv").write_text(before.replace(",1\n", ",2\n") + "zz900,1\n")
     registry("import", "wishes.csv", "--person", "id").is_refused(3, "30 of 61", "No budget was written", "--change")
-    assert shown()["people"] == "60"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 60
     registry("import", "wishes.csv", "--person", "id", "--change").succeeded("have another budget")
     assert [row["epsilon"] for row in shown()["wishes"]] == [None, 4.0]  # the one new person joins another row
-    assert shown()["people"] == "61"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 61
+
+
+def test_a_slip_of_a_factor_of_ten_is_asked_about_in_numbers_that_reveal_nobody(people):
+    def changed(**of):
+        lines = [f"{one},{of.get(one, 1 + 3 * (i % 2))}\n" for i, one in enumerate(IDS)]
+        Path("wishes.csv").write_text("id,epsilon\n" + "".join(lines))
+        return registry("import", "wishes.csv", "--person", "id", "--change", *(["--yes"] if of.get("yes") else []))
+
+    asked = [changed(**dict.fromkeys(IDS[: 2 * few : 2], 10)) for few in (1, 19)]
+    for outcome in asked:
+        outcome.is_refused(3, "Fewer than 20 people of this list would have more than 5 times the epsilon", "--yes")
+    assert asked[0].err == asked[1].err
+    changed(**dict.fromkeys(IDS[:50:2], 10)).is_refused(3, "20 or more people of this list would have", "--yes")
+    with Registry(URL) as opened:
+        opened.withdraw(IDS[2:3])
+        assert set(opened.account(IDS).epsilon) == {1.0, 4.0}, "nothing was written"
+    changed(zz000=5, zz002=50).succeeded("have another budget")  # 5 times is no more than 5 times; zz002 withdrew
+    changed(zz000=26, yes=True).succeeded("have another budget")
+    with Registry(URL) as opened:
+        assert opened.account(IDS[:1]).epsilon == [26.0]
+    changed(zz000=3).succeeded("have another budget")  # a lower one is not asked about
 
 
 def test_people_who_withdrew_are_not_brought_back_by_an_import(people):
@@ -231,7 +254,8 @@ def test_one_wish_that_no_account_can_keep_refuses_the_whole_list(people, monkey
     monkeypatch.setattr(registry_people, "AT_ONCE", 2)
     Path("more.csv").write_text("id,epsilon\nzz901,1\nzz902,1\nzz903,0.001\n")
     registry("import", "more.csv", "--person", "id").is_refused(2, "too small")
-    assert shown()["people"] == "60"
+    with Registry(URL) as opened:
+        assert opened.verify().people == 60
 
 
 def test_tiers_are_written_either_way(people):
@@ -273,7 +297,7 @@ def test_ids_with_leading_zeros_are_other_people(people):
 
 
 def test_what_is_shown_follows_the_rule_of_20(people):
-    registry("quota", "cardiology", "0.5").succeeded("0.5")
+    registry("quota", "cardiology", "0.5").succeeded("50% of each lifetime budget")
     with Registry(URL) as opened:
         reserve(opened, "few", IDS[:10], [0] * 10, table([20.0]), project="small")
         reserve(opened, "many", IDS[:45], [0] * 45, table([20.0]), project="cardiology")
@@ -298,7 +322,23 @@ def test_a_small_wish_is_merged_in_what_is_shown_and_exported(people):
         opened.enrol(["zz800"], 7.125)
     registry("export", "-o", "a.json").succeeded()
     assert "7.125" not in Path("a.json").read_text() + registry("show").out
-    assert shown()["wishes"][-1]["people"] == 31
+    assert shown()["wishes"][-1]["people"] == 20, "31, rounded down"
+
+
+def test_one_person_who_withdrew_is_not_the_difference_of_what_is_shown_and_a_report(people):
+    """The report counts those who took part; what is shown is the same with and without one who withdrew."""
+    texts = []
+    for gone in ((), IDS[4:5]):
+        with Registry(URL) as opened:
+            if gone:
+                opened.withdraw([*gone])
+        found = shown()
+        texts.append((found["people"], found["wishes"]))
+    assert texts[0] == texts[1]
+    assert (found["people"], [wish["people"] for wish in found["wishes"]]) == ("60 or more", [20, 20])
+    train("--share", "0.4").succeeded()
+    assert make_content(load_run("runs/people-1"), release=False).groups[0].records == 29
+    registry("show").succeeded("60 or more people", "20 or more")
 
 
 def test_one_persons_account_is_for_a_terminal_or_json(people):
@@ -613,7 +653,7 @@ def test_a_plan_says_that_it_read_no_registry(people, monkeypatch):
     assert said in Path("plan.html").read_text()
 
 
-def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people):
+def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_enrolled(people, capsys):
     """22 of the 30 who are enrolled in each tier take part."""
     rows = Path("visits.csv").read_text().splitlines()
     Path("visits.csv").write_text("\n".join([rows[0], *(row for row in rows[1:] if row < "zz044")]) + "\n")
@@ -625,10 +665,19 @@ def test_a_report_gives_the_use_of_a_runs_people_and_the_registry_that_of_all_en
     levels = Plan.load("runs/people-1/plan.json").epsilons / [1, 4]
     assert (levels > [part + 0.1 for part, _ in parts]).all()  # another scale, as the plan says
     assert [one["used"] for one in shown()["wishes"]] == pytest.approx([p * 22 / 30 for p, _ in parts], abs=0.006)
-    registry("show").succeeded("on average over all who are enrolled, also those in no run")
+    registry("show").succeeded("on average over all who are enrolled, also those in no run", "share used")
     epsilons("report", "runs/people-1", "-q").succeeded()
     page = " ".join("".join(file.read_text() for file in Path("runs/people-1").glob("report*.html")).split())
     assert "epsilons registry show gives the average over all who are enrolled, also those in no run" in page
+    assert "share used before this run" in page
+    assert "ε used" not in page, "the chart shows shares of lifetime budgets"
+    more = epsilons("train", "people.toml", "--registry", URL, "--share", "0.1", "-o", "runs/more")
+    assert re.search(r"left  level ε 0\.\d+/", more.err), "what is no share is called a level"
+    assert "level charged so far" in more.out + more.err
+    with Registry(URL) as opened:
+        registry_people.show_person(opened, "zz000", False)
+        share = opened.account(["zz000"]).used_share[0]
+    assert f"share used     {share:.0%}" in capsys.readouterr().out
 
 
 def test_a_dry_run_charges_nothing(people):

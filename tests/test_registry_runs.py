@@ -370,8 +370,9 @@ def test_tables_of_a_plan_on_accounts_show_levels_and_say_what_they_are(second):
     folder, plan = second
     for shown in (plan.summary(), plan._repr_html_(), "\n".join(text(plan, (10,), None, None))):
         assert "lifetime level" in shown
+        assert ("level charged so far" in shown) is ("charged so far" in shown), "no share of a lifetime budget"
         assert "The promise is the lifetime budget" in shown
-        assert "they are not the level divided by the budget" in " ".join(shown.split())
+        assert "it is not the level divided by the budget" in " ".join(shown.split())
     for release in (False, True):
         page = report(folder, release).to_html()
         assert "Promise and use over a lifetime" in page

@@ -1354,7 +1354,14 @@ def test_a_report_says_what_holds_for_test_people_and_on_withdrawal(tmp_path, tw
     assert "private data" in inside["tested"][1]
     assert "This version contains none of them." in outside["tested"][1]
     assert "stays covered" in inside["withdrawal"][0]
-    assert "later run leaves them out" in inside["withdrawal"][2]
+    assert inside["withdrawal"][2].startswith("A later run leaves them out if all of their rows are removed from")
+    cases = (("left_out", ["no"], True), ("unlisted", "left out", True), ("left_out", [], False))
+    for number, (key, value, decides) in enumerate(cases):
+        metadata = {"config": {"budgets": {key: value, "column": "tier"}}}
+        for values in both(make_run(tmp_path / f"run{number}", two, metadata=metadata)):
+            said = values["withdrawal"][2]
+            assert ("their rows may then stay, and are not drawn" in said) is decides, key
+            assert ("if all of their rows are removed" in said) is not decides, key
     assert "registry" not in " ".join(inside["withdrawal"]).lower()
     silent, _ = both(make_run(tmp_path / "silent", two))
     assert silent["tested"] == ["The run had no test data."]
@@ -1545,10 +1552,15 @@ def of_cells(path: Path, made: Plan, cells: list[list[list[int]]], data: str = "
 
 
 def test_fewer_than_20_test_records_are_marked_and_never_called_served_worst(tmp_path, two):
-    path = of_cells(tmp_path / "run", two, [[[0, 3], [50, 60]], [[17, 19], [12, 20]]])
+    overlap = of_cells(tmp_path / "overlap", two, [[[0, 3], [50, 60]], [[17, 19], [12, 20]]])
+    assert wilson(12, 20)[1] > 79 / 102  # an interval that reaches beyond the accuracy of all says nothing
+    said = pages(overlap)[0]
+    assert "Served worst, of those with 20 test records or more: not distinguishable." in said
+    assert "budget 2, 60.0" not in said
+    path = of_cells(tmp_path / "run", two, [[[0, 3], [50, 60]], [[17, 19], [4, 20]]])
     page, html = pages(path)[0], epsilons.report(path).to_html()
-    low, high = wilson(12, 20)
-    assert f"class class 1, budget 2, 60.0 % right ({100 * low:.1f} to {100 * high:.1f} %), of 20. All: 77.5 %." in page
+    low, high = wilson(4, 20)
+    assert f"class class 1, budget 2, 20.0 % right ({100 * low:.1f} to {100 * high:.1f} %), of 20. All: 69.6 %." in page
     assert "fewer than 20 test records, too few to tell" in page
     assert html.count('<td class="few"') == 2  # cells
     assert html.count('<tr class="few"') == 0

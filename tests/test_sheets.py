@@ -75,6 +75,8 @@ def test_there_is_one_sheet_for_each_tier_and_language(made):
     assert "12 January 2030" in english
     assert "12. Januar 2030" in made["1-strict.de.html"]
     assert "project" not in made["1-strict.de.html"]
+    assert "We then use your data for no new model." in english, "with a list of budgets, the rows may stay"
+    assert "Für ein neues Modell nutzen wir Ihre Daten dann nicht mehr." in made["1-strict.de.html"]
 
 
 def test_no_number_is_on_a_sheet_but_odds_and_dates(made):

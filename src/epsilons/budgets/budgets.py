@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.columns import PART, Codes, coded, counted, cut, ranked, taken
-from ..core.disclosure import SMALLEST_SHOWN, how_many
+from ..core.disclosure import SMALLEST_SHOWN, how_many, in_groups
 from ..core.mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, Unit, read_only
 from ..errors import BudgetError, EpsilonsWarning
 from ..tabular import (
@@ -191,12 +191,12 @@ def tier_column(
     names = [find(as_text(cell)) for cell in cells.to_pylist()]
     unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
     if unknown.any():
-        # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
-        count = int(unknown.sum())
-        few = count < SMALLEST_SHOWN
-        first = "" if few else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
-        used = set(names)
+        # A small count is suppressed. So is its first row if a tier has no records, because its name may be misspelt in
+        # the list, and the row would show who chose it.
+        count, used = int(unknown.sum()), set(names)
         unused = [name for name in tiers if name not in used]
+        hidden = unused and count < SMALLEST_SHOWN
+        first = "" if hidden else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
         blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
         is_number = unknown & np.array([decimal(name) is not None for name in names], dtype=bool)[index]
@@ -310,7 +310,7 @@ class Budgets:
 
     >>> budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
     >>> budgets
-    Budgets(4 records, 3 groups)
+    Budgets(4 records)
     >>> budgets.epsilons
     array([1., 2., 3.])
     >>> budgets.counts
@@ -437,7 +437,7 @@ class Budgets:
 
         >>> budgets = Budgets.by_person([1.0, 3.0, 1.0], ["ann", "bob", "ann"])
         >>> budgets
-        Budgets(2 persons, 2 groups)
+        Budgets(2 persons)
         >>> budgets.person
         array([0, 1, 0])
         >>> budgets.persons_of(["bob", "ann"])
@@ -551,7 +551,7 @@ class Budgets:
 
         >>> risks = {"strict": Risk(odds=55), "open": Risk(tpr=0.05, at_fpr=0.01)}
         >>> Budgets.by_risk(risks, ["open", "strict", "open"], tail=(4.0, 1e-5))
-        Budgets(3 records, 2 groups)
+        Budgets(3 records)
         """
         contract, delta = as_contract(risks, tail)
         if isinstance(tiers, Mapping):
@@ -709,7 +709,7 @@ class Budgets:
         return self.records
 
     def __repr__(self) -> str:
-        return f"Budgets({self.records:,} {self.unit}s, {len(self._groups):,} groups)"
+        return f"Budgets({self.records:,} {self.unit}s{in_groups(self._groups)})"
 
 
 def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArray, IntArray]:

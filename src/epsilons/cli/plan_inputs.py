@@ -19,6 +19,7 @@ from ..budgets.ids import as_conflict, as_unit
 from ..configs.config import Config
 from ..configs.config_file import Setting, environment_settings, parse_settings, read_config, strategy_options
 from ..configs.config_training import VARIABLE
+from ..core.disclosure import at_least
 from ..data.arrays import in_words
 from ..errors import BudgetError, InputError, PlanError, printable
 from ..planning import Plan, Recipe
@@ -236,6 +237,9 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list
 
 
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
+    held_out = config.data.test_share or config.data.test_after or config.privacy.select
+    if held_out:  # of a plan's number of people and an exact one, the difference would be theirs
+        table = [row | _coarse(row["count"]) if row["what"] == "matched" else row for row in table]
     read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
     day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
@@ -250,7 +254,16 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
         stated=config.about,
         facts=facts | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
+        counted=bool(table),
     )
+
+
+def _coarse(count: str) -> dict[str, str]:
+    digits = count.replace(",", "")
+    return {
+        "what": "matched, also those to be held out",
+        "count": at_least(int(digits)) if digits.isdecimal() else count,
+    }
 
 
 #: For a config without [registry], where the environment names one.

@@ -131,6 +131,9 @@ def import_(
     valid_until: Annotated[str | None, option("The column with its last day.")] = None,
     dates: Annotated[Literal["day first", "month first"] | None, option("The order of dates like 3/4/2024.")] = None,
     change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
+    yes: Annotated[
+        bool, option("With --change, also to more than 5 times the epsilon that they had.", "--yes")
+    ] = False,
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> tuple[None, dict[str, Any]]:
@@ -156,7 +159,7 @@ def import_(
     with opened(url, pepper, ids) as registry:
         wishes, out = read_wishes(file, left_out or [], days, tiers=named, spelling=registry.spelling, **columns)
         said = []
-        for line in import_wishes(registry, wishes, out, change, quiet):
+        for line in import_wishes(registry, wishes, out, change, quiet, yes):
             console(quiet=quiet).print(line)
             said.append(line)
     return None, {"said": " ".join(said)}
@@ -212,7 +215,7 @@ def quota(url: Url, project: Project, share: Part, pepper: Pepper = None) -> str
 
     with opened(url, pepper) as registry:
         registry.set_quota(project, share)
-    return f"{printable(project)}: at most {share:.4g} of each lifetime budget."
+    return f"{printable(project)}: at most {100 * share:.4g}% of each lifetime budget."
 
 
 @command("limit sqlite:///people.db 0.25")

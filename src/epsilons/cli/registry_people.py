@@ -17,7 +17,7 @@ from ..budgets.budgets import BudgetColumns, Budgets
 from ..budgets.ids import Rule, check_stated, ids_in
 from ..configs.config import BudgetsSection
 from ..configs.consent import Entries, are_in, check_names
-from ..core.disclosure import how_many
+from ..core.disclosure import at_least, how_many
 from ..data.tables import chosen
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError, printable
 from ..registry import Registry
@@ -26,6 +26,8 @@ from .options import console, show_table
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
 AT_ONCE = 100_000
+#: A budget that is raised by more than this is confirmed.
+FACTOR = 5
 
 
 def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **columns: Any) -> tuple[Budgets, list[str]]:
@@ -61,11 +63,14 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     return ids
 
 
-def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool) -> Iterator[str]:
+def import_wishes(
+    registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool, yes: bool = False
+) -> Iterator[str]:
     """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before a budget is written.
 
     out     ids of people whom the list leaves out: those enrolled are withdrawn, also where the rest is refused
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
+    yes     True: also to more than FACTOR times the epsilon that they had
     """
     ids, epsilon, delta = wishes.ids, wishes.epsilons[wishes.group], wishes.delta[wishes.group]
     if out:  # first, so that they are withdrawn also if the rest is refused
@@ -76,17 +81,23 @@ def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: b
         console(stderr=True, quiet=quiet).print(f"Looking up {len(ids):,} people …", style="dim")
     enrolled = registry.are_enrolled(ids)
     known = np.flatnonzero(enrolled)
-    other = known
+    other = raised = known
     if len(known):
         accounts = registry.account([ids[i] for i in known])
         differs = (accounts.epsilon != epsilon[known]) | (accounts.delta != delta[known])
         other = known[differs & ~accounts.withdrawn]
+        raised = known[(epsilon[known] > FACTOR * accounts.epsilon) & ~accounts.withdrawn]
         if accounts.withdrawn.any():
             yield "Some of these people withdrew. They stay so, and what the file says about them is not used."
     if len(other) and not change:
         raise RegistryRefusedError(
             f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. No "
             "budget was written. To change their budgets: --change. What they spent stays spent."
+        )
+    if len(raised) and not yes:  # 30 for 3 is a slip that nobody would see
+        raise RegistryRefusedError(
+            f"{at_least(len(raised)).capitalize()} people of this list would have more than {FACTOR} times the epsilon "
+            "that they had. No budget was written. If that is what they chose: --yes."
         )
     new = np.flatnonzero(~enrolled)
     with Progress(console=console(stderr=True), disable=quiet or len(new) + len(other) < 2 * AT_ONCE) as progress:
@@ -129,14 +140,16 @@ def show_all(registry: Registry, as_json: bool) -> None:
         return
     out = console()
     out.print(f"Registry {found.registry}: {found.people} people, {found.events:,} events", style="bold")
-    out.print("Lifetime budgets. Used: spent and reserved, on average over all who are enrolled, also those in no run.")
-    wishes = [[w.label, _of(w.people), _part(w.used), w.can_take_part] for w in found.wishes]
-    show_table((["epsilon", "people", "used", "can take part"], wishes), out, left=1)
+    out.print(
+        "Lifetime budgets. Share used: spent and reserved, on average over all who are enrolled, also those in no run."
+    )
+    wishes = [[w.label, at_least(w.people or 0), _part(w.used), w.can_take_part] for w in found.wishes]
+    show_table((["epsilon", "people", "share used", "can take part"], wishes), out, left=1)
     if found.projects:
         projects = [
             [p.project or "(none)", f"{p.runs:,}", _part(p.quota), _part(p.used), p.people] for p in found.projects
         ]
-        show_table((["project", "runs", "quota", "used", "people"], projects), out, left=1)
+        show_table((["project", "runs", "quota", "share used", "people"], projects), out, left=1)
     if found.runs:
         runs = [
             [r.run, r.project or "(none)", r.kind, r.state, f"{r.steps:,}", _of(r.charged), r.people]
@@ -178,9 +191,10 @@ def show_person(registry: Registry, one: str, as_json: bool) -> None:
         print(json.dumps(values, indent=1))
         return
     runs = values.pop("runs")
+    values["share_used"] = _part(values.pop("used"))
     _show(values, as_json)
     rows = [[run["run"], run["project"] or "(none)", run["kind"], run["state"], _part(run["used"])] for run in runs]
-    show_table((["run", "project", "kind", "state", "used"], rows), console(), left=4)
+    show_table((["run", "project", "kind", "state", "share used"], rows), console(), left=4)
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:

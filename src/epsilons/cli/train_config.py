@@ -240,15 +240,15 @@ def _check_features(prepared: Prepared, run_dirs: list[Path]) -> None:
 
 def show_data(prepared: Prepared, out: Console) -> None:
     """What is trained on, in one sentence."""
-    simulated = "SIMULATED " if prepared.config.budgets.shares is not None else ""
+    # Of budgets that people chose, the number of groups would show that somebody holds a rare one.
+    simulated = f"; SIMULATED budgets in {len(prepared.budgets.epsilons):,} groups"
+    simulated = simulated if prepared.config.budgets.shares is not None else ""
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
     rows = " rows" if prepared.budgets.unit == "person" else ""
     tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,}{rows} to test on"
-    groups = len(prepared.budgets.epsilons)
     out.print(
         f"{printable(prepared.config.data.train)}: {_counted_units(prepared)} of shape "
-        f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
-        f"{groups:,} group{'s' * (groups != 1)}"
+        f"{prepared.train.inputs.shape[1:]}, {target}, {tested}{simulated}"
     )
     if prepared.left_out is not None:
         out.print(prepared.left_out)

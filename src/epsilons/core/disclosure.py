@@ -98,6 +98,11 @@ def has_small_cells(groups: Groups) -> bool:
     return bool((groups.counts < SMALLEST_SHOWN).any())
 
 
+def in_groups(groups: Groups) -> str:
+    """ ", 3 groups", to be put after a number of records; "" with small cells, whose number one record can change."""
+    return "" if has_small_cells(groups) else f", {len(groups):,} groups"
+
+
 def display_rows(
     groups: Groups, tiers: Mapping[str, float] | None, release: bool, most: int = MOST_ROWS
 ) -> tuple[DisplayRow, ...]:

@@ -40,8 +40,8 @@ CLAIM = (
 
 LEVELS = (
     "Lifetime level: how far into the lifetime budgets this plan may go, counting all that was charged before it. The "
-    "promise is the lifetime budget. A level is an ε. The parts of budgets in epsilons registry show are counted at "
-    "one Rényi order, so they are not the level divided by the budget."
+    "promise is the lifetime budget. A level is an ε. The share used in epsilons registry show is counted at "
+    "one Rényi order, so it is not the level divided by the budget."
 )
 
 RISKS = (
@@ -254,7 +254,8 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
 
 def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
     """The budget of each group, what it was charged so far, and what it spends when the plan is done."""
-    headers = [promised(plan), f"{plan.unit}s", "charged so far", "certified for the whole plan"]
+    level = "" if plan.groups.starts is None else "level "
+    headers = [promised(plan), f"{plan.unit}s", f"{level}charged so far", f"{level}certified for the whole plan"]
     if has_small_cells(plan.groups):
         begun = any(charged)
         bounds = [(row, spent_bound(plan, row)) for row in small_cell_rows(plan)]

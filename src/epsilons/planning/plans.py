@@ -15,6 +15,7 @@ from typing import Any
 from ..accounting import Accountant, name_of
 from ..accounting.selection import Selected
 from ..budgets.budgets import Budgets
+from ..core.disclosure import in_groups
 from ..core.files import write_json
 from ..core.mechanism import Counted, Repeated
 from ..errors import EpsilonsWarning, PlanError
@@ -135,4 +136,4 @@ class Plan(PlanNumbers):
 
     def __repr__(self) -> str:
         steps = display.steps_of(self)
-        return f"Plan({self.strategy!r}, {steps}, {self.records:,} {self.unit}s, {len(self.groups):,} groups)"
+        return f"Plan({self.strategy!r}, {steps}, {self.records:,} {self.unit}s{in_groups(self.groups)})"

@@ -24,7 +24,7 @@ class WishUse:
     """People with one lifetime budget, or with several merged.
 
     label          their ε: "1", "≤ 5", "all"
-    people         None if fewer than 20
+    people         at least so many, a multiple of 20; None if fewer. Exact, one fewer in a run would show that one left
     used           mean part of their lifetime budgets that is spent or reserved, rounded; None if fewer than 20
     can_take_part  how many of them later runs may include, in words
     """
@@ -98,7 +98,7 @@ def summary(database: Database, registry: str) -> Summary:
         registry=registry,
         events=events,
         head=head,
-        people=_number(people),
+        people=at_least(people),
         wishes=_wish_rows(counts),
         projects=_project_rows(database, counts),
         runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in counts.runs),
@@ -204,7 +204,8 @@ def _wish_rows(counts: _Totals) -> tuple[WishUse, ...]:
         size = int(count[here].sum())
         mean = None if size < SMALLEST_SHOWN else round(float(used[here].sum()) / size, 2)
         left = _left(int(stays[here].sum()), size)
-        shown.append(WishUse(row.label, row.epsilon, row.delta, row.records, mean, left))
+        people = None if row.records is None else row.records // SMALLEST_SHOWN * SMALLEST_SHOWN
+        shown.append(WishUse(row.label, row.epsilon, row.delta, people, mean, left))
     return tuple(shown)
 
 
@@ -223,7 +224,7 @@ def _left(count: int, size: int) -> str:
     """How many of a row can take part, in words that do not say whether a person left."""
     if count >= SMALLEST_SHOWN and size - count < SMALLEST_SHOWN:
         return f"all, or all but fewer than {SMALLEST_SHOWN}"
-    return _number(count)
+    return at_least(count)
 
 
 def coarse(people: int) -> str:
@@ -233,10 +234,6 @@ def coarse(people: int) -> str:
     ['fewer than 20', '20 or more', '20 or more', '200 or more', '1,000 or more']
     """
     if people < SMALLEST_SHOWN:
-        return _number(people)
+        return at_least(people)
     power: int = 10 ** (len(str(people)) - 1)
     return f"{max(step for step in (1, 2, 5) if step * power <= people) * power:,} or more"
-
-
-def _number(people: int) -> str:
-    return f"fewer than {SMALLEST_SHOWN}" if people < SMALLEST_SHOWN else f"{people:,}"

@@ -217,7 +217,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         audited=audited,
         registry=settings.registry_id,
         tested=population.tested(settings.eval_data, bool(record.metrics), by_person, release),
-        withdrawal=population.withdrawal(plan, unit, settings.registry_id),
+        withdrawal=population.withdrawal(plan, unit, settings.registry_id, settings.metadata.config),
         accuracy=accuracy,
         balanced=settings.training.balance is not None,
         guarantee=promised if release else settings.guarantee or promised,

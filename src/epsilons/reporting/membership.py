@@ -227,7 +227,8 @@ def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
     """
     auc = best.auc_of_others
     interval = "" if math.isnan(auc.low) else f", 95 %: {100 * auc.low:.1f} to {100 * auc.high:.1f}"
-    most = "" if suppressed else f"; no attack is right more than {math.ceil(1000 * row.certified_auc) / 10} times"
+    bound = math.ceil(1000 * row.certified_auc) / 10
+    most = "" if suppressed else f"; in this game, no attack is right more than {bound} times"
     if most and auc.value > row.certified_auc and not best.exceeds_certified:
         most += ", so what was measured above that is chance"
     sentence = (

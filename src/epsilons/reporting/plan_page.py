@@ -45,6 +45,7 @@ class About:
     stated: run_json.About | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     read_off: str | None = None
+    counted: bool = False  # facts count who of the data takes part
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def make_page(plan: Plan, about: About, *, alone: bool = False) -> PlanPage:
         about=about,
         plan=plan,
         date=datetime.now(UTC).date().isoformat(),
-        lead=words.lead(plan, rows),
+        lead=words.lead(plan, rows, about.counted),
         tiers=_tiers(plan, rows, is_suppressed),
         strategies=tuple(way.name for way in ways),
         explained={way.name: words.explained(way.name, way.plan) for way in ways},

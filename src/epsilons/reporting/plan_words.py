@@ -41,14 +41,15 @@ def explained(name: str, plan: Plan) -> str:
     return of_unit(f"{strategy(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
 
 
-def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:
-    """The first paragraphs."""
+def lead(plan: Plan, rows: Sequence[DisplayRow], counted: bool = False) -> tuple[str, ...]:
+    """The first paragraphs. counted: the page also says who of the data takes part"""
     one, many = plan.unit, f"{plan.unit}s"
     declared = plan.adjacency == SHARES
     source = "the declared shares" if declared else "the list of budgets"
     counts = [row.records for row in rows if row.records is not None]
     total = f"{sum(counts):,} {many}" if len(counts) == len(rows) else f"fewer than 20 {many}"
-    first = f"A plan to train on {total}. Nothing was trained yet: this page follows from {source} alone."
+    source += ". Counts of who takes part are of the ids in the data" if counted else " alone"
+    first = f"A plan to train on {total}. Nothing was trained yet: this page follows from {source}."
     second = (
         f"Each {one} has a privacy budget ε: a limit on how much anyone can learn about this one {one} from everything "
         "that the training will release. A smaller ε protects more."

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -226,8 +227,17 @@ def _row(row: Mapping[str, Any], release: bool) -> str:
     return f"{'People' if release else row['file']}: {row['what']}: {count}"
 
 
-def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:
-    """What happens if a person withdraws: what holds now. registry: id of the one that the run is charged to"""
+def withdrawal(plan: Plan, unit: Unit, registry: str | None = None, config: Any = None) -> tuple[str, ...]:
+    """What happens if a person withdraws: what holds now.
+
+    registry  id of the one that the run is charged to
+    config    of the run, whose [budgets] may let entries leave people out
+    """
+    deciding = {"left_out", "blank", "zero", "infinite", "unlisted", "withdrawn_on", "valid_until"}
+    decides = any(value for key, value in ((config or {}).get("budgets") or {}).items() if key in deciding)
+    entry = (
+        "the list of budgets says so: their rows may then stay, and are not drawn. Without that, " if decides else ""
+    )
     who = "A person" if unit.is_person else "Someone with one row in the data"
     stay = "" if plan.adjacency == SHARES else " That they were on the list is not hidden by this guarantee."
     return (
@@ -235,8 +245,8 @@ def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str
         f"training, now and later.{stay}",
         "What this model learnt from their data stays in it, within that limit. Their data cannot be taken out of a "
         "trained model; only training again without them does that.",
-        "A later run leaves them out if all of their rows are removed from its data before it is planned. It is a run "
-        "of its own, with budgets of its own for those who remain."
+        f"A later run leaves them out if {entry}all of their rows {'must be' if decides else 'are'} removed from its "
+        "data before it is planned. It is a run of its own, with budgets of its own for those who remain."
         if registry is None
         else "Once they are withdrawn in the registry (epsilons registry withdraw), no run that is reserved later "
         "includes them. What they spent stays on record, so that a second enrolment would not start from nothing.",
@@ -271,6 +281,10 @@ class Accuracy:
     def is_few(self) -> bool:
         """True if there are so few records that the accuracy says nothing about others."""
         return self.records is not None and self.records < SMALLEST_SHOWN
+
+    def is_below(self, other: Accuracy) -> bool:
+        """True if its interval lies below that of the other one."""
+        return self.high is not None and other.low is not None and self.high < other.low
 
     @classmethod
     def of(cls, label: str, right: float, records: int) -> Accuracy:
@@ -334,22 +348,32 @@ class Evaluation:
 
     @property
     def served_worst(self) -> str | None:
-        """The lowest accuracy of those with enough test records, in words; None if none is below that of all."""
-        crossed = zip(self.classes, self.cells, strict=False)
-        named = {f"class {one.label}, budget {cell.label}": cell for one, cells in crossed for cell in cells}
-        named |= {f"budget {one.label}": one for one in self.groups} | {
-            f"class {one.label}": one for one in self.classes
-        }
-        known = {label: one for label, one in named.items() if one.accuracy is not None and not one.is_few}
-        label = min(known, key=lambda label: known[label].accuracy or 0.0, default="")
-        worst = known.get(label, self.overall)
-        rates = [100 * (rate or 0.0) for rate in (worst.accuracy, worst.low, worst.high, self.overall.accuracy)]
-        if rates[0] >= rates[3]:
+        """The lowest accuracy of those with enough test records, in words; None if none is below that of all.
+
+        It names only one whose 95 % interval is below that of all.
+        """
+        average = 100 * (self.overall.accuracy or 0.0)
+        rated = [(100 * (one.accuracy or 0.0), label, one) for label, one in self._rated()]
+        if not any(rate < average for rate, *_ in rated):
             return None
+        first = f"Served worst, of those with {SMALLEST_SHOWN} test records or more:"
+        below = [(rate, label, one) for rate, label, one in rated if one.is_below(self.overall)]
+        if not below:
+            return f"{first} not distinguishable. No interval lies below that of all."
+        rate, label, worst = min(below, key=itemgetter(0))
+        low, high = 100 * (worst.low or 0.0), 100 * (worst.high or 0.0)
         return (
-            f"Served worst, of those with {SMALLEST_SHOWN} test records or more: {label}, {rates[0]:.1f}\u00a0% "
-            f"right ({rates[1]:.1f} to {rates[2]:.1f}\u00a0%), of {worst.records:,}. All: {rates[3]:.1f}\u00a0%."
+            f"{first} {label}, {rate:.1f}\u00a0% right ({low:.1f} to {high:.1f}\u00a0%), of {worst.records:,}. All: "
+            f"{average:.1f}\u00a0%."
         )
+
+    def _rated(self) -> list[tuple[str, Accuracy]]:
+        """Labels and accuracies of enough test records."""
+        crossed = zip(self.classes, self.cells, strict=False)
+        named = [(f"class {one.label}, budget {cell.label}", cell) for one, cells in crossed for cell in cells]
+        named += [(f"budget {one.label}", one) for one in self.groups]
+        named += [(f"class {one.label}", one) for one in self.classes]
+        return [(label, one) for label, one in named if one.accuracy is not None and not one.is_few]
 
 
 def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:

@@ -115,7 +115,8 @@ def spent(private: Private) -> str:
         f"{_rounded_up(spent, float(plan.epsilons[group]))}/{plan.epsilons[group]:g}"
         for group, spent in zip(groups, charged, strict=True)
     ]
-    return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.epsilons) else " …")
+    unit = "ε " if plan.groups.starts is None else "level ε "
+    return unit + "  ".join(shown) + ("" if len(shown) == len(plan.epsilons) else " …")
 
 
 def _rounded_up(spent: float, level: float) -> str:
