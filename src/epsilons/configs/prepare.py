@@ -25,7 +25,7 @@ from ..data.tables import Columns, Kept, chosen
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError
 from ..planning import Plan, Recipe, plan
 from ..planning.guarantee import EACH_ROW
-from ..tabular import column_of, days, is_table, open_table
+from ..tabular import ByColumn, column_of, days, is_table, open_table
 from .config import BudgetsSection, Config, date_rule
 from .config_file import strategy_options
 from .config_training import column_of_persons
@@ -59,7 +59,7 @@ class Owned:
             return positions, Owned(chosen)
         place = np.full(len(self.budgets), -1, dtype=np.int64)
         place[positions] = np.arange(len(positions))
-        rows = np.flatnonzero(place[self.person] >= 0)
+        rows = np.flatnonzero((place >= 0)[self.person])
         return rows, Owned(chosen, place[self.person[rows]])
 
     def of(self, rows: IntArray, everyone: bool = False) -> Owned:
@@ -528,6 +528,8 @@ def _with_budgets(
         trained = owner.of(sides.rows[0], config.budgets.without_rows is not None)
         return sides.train, trained, sides.test, owner.of(sides.rows[1][kept])
     if data.test_share is not None:
+        if isinstance(source.table, ByColumn):
+            source.table.forget()
         return _split(source, owner, data.test_share)
     if sides.test is None:
         return source, owner, None, None

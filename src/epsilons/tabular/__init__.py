@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .by_column import open_table, release
+from .by_column import ByColumn, open_table, release
 from .cells import (
     EMPTY,
     alike,
@@ -26,6 +26,7 @@ __all__ = [
     "EMPTY",
     "SEPARATORS",
     "UNSTATED",
+    "ByColumn",
     "DateRule",
     "Decimal",
     "Marks",

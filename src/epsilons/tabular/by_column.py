@@ -51,11 +51,15 @@ class ByColumn:
         """The pyarrow.ChunkedArray of a column."""
         name = name if isinstance(name, str) else self.column_names[name]
         if self._latest is None or name not in self._latest.column_names:
-            self._latest = None
-            release()
+            self.forget()
             found = self._read(self._group(name))
             self._latest = found if self._used.all() else found.filter(pyarrow.array(self._used))
         return self._latest.column(name)
+
+    def forget(self) -> None:
+        """Free the columns that are kept."""
+        self._latest = None
+        release()
 
     def select(self, names: Sequence[str]) -> Any:
         """The pyarrow.Table of these columns."""
