@@ -154,9 +154,22 @@ def differences_from_config(plan: Plan, prepared: Prepared) -> str:
 
 def changed_keys(run: RunFolder, config: Mapping[str, Any]) -> list[str]:
     """Keys whose values differ from those of the config that the run began with, as run.json keeps it."""
-    metadata = run.read_settings().get("metadata")
-    began = metadata.get("config") if isinstance(metadata, dict) else None
+    began = last_config({**run.read_settings(), "changes": None})
     return list(_differences(began, config)) if isinstance(began, dict) else []
+
+
+def last_config(settings: Mapping[str, Any]) -> Any:
+    """The config that the last update of a run was made under, as run.json (`settings`) keeps it; None without one."""
+    metadata, changes = settings.get("metadata"), settings.get("changes")
+    return changes[-1]["config"] if changes else metadata.get("config") if isinstance(metadata, dict) else None
+
+
+def note_changes(run: RunFolder, config: Mapping[str, Any], step: int) -> None:
+    """Write into run.json which keys have other values after this step than before it, and the config from there on."""
+    settings = run.read_settings()
+    before = last_config(settings)
+    if isinstance(before, dict) and (keys := list(_differences(before, config))):
+        run.note(changes=[*(settings.get("changes") or []), {"step": step, "keys": keys, "config": config}])
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -375,6 +375,7 @@ def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[st
         "learning rate": training.lr,
         "momentum": training.momentum,
         "device": training.device,
+        **_changes(settings, release, plan.select is not None),
     }
     if release:
         for name in ("engine", "model", "loss", "optimizer"):
@@ -384,6 +385,17 @@ def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[st
             facts["strategy"] = None
         del facts["device"]
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _changes(settings: RunSettings, release: bool, is_selected: bool) -> dict[str, str]:
+    """From which step on which keys of the config had other values; for release, without names of tiers and columns."""
+    found: dict[str, list[str]] = {}
+    for one in settings.changes:
+        when = "during the run" if release and is_selected else f"after step {one.step:,}"
+        keys = [".".join(key.split(".")[:2]) for key in one.keys] if release else one.keys
+        found.setdefault(f"changed {when}", []).extend(keys)
+    beginning = "here are the values of the beginning"
+    return {name: f"{', '.join(dict.fromkeys(keys))} ({beginning})" for name, keys in found.items()}
 
 
 def _are_numbers(options: Mapping[str, Any]) -> bool:
