@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +59,9 @@ class PlanFlags:
 
     compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None
     risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False
+    registry: plan_inputs.Url = field(default=None, repr=False)
+    share: plan_inputs.Share = None
+    pepper: plan_inputs.Pepper = None
     trust: opt.Trust = False
     as_json: opt.AsJson = False
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None
@@ -78,13 +81,19 @@ def plan_command(
     """Show what each tier of budgets gives and gets, before any training. Needs no torch.
 
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
+    Under a registry it is the plan on what people have left now, and charges nothing. Saved and signed, it is for
+    epsilons train --plan, which refuses it once that has changed.
     """
     names, folder = [recipe.strategy or "", *(flags.compare or [])], Path() if config is None else config.parent
     plan_inputs.check_trusted(names, folder, flags.trust)
     if config is None:
+        if flags.registry or flags.pepper or flags.share is not None:
+            raise InputError("--registry, --share and --pepper need a config of people's data.")
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
-        asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
+        share = [] if flags.share is None else [f"registry.share={flags.share!r}"]
+        texts = [*(settings or []), *share]
+        asked = plan_inputs.of_config(config, budgets, recipe, texts, flags.trust, flags.registry, flags.pepper)
     _check_files(flags)
     if flags.serve:
         _serve(asked, flags)
