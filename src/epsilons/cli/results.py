@@ -173,7 +173,8 @@ def sign_command(
 
     The signature is a file beside the plan, or in the folder, that ends in .sig. It holds the SHA-256 of all that was
     seen: of a plan its file; of a run plan.json, run.json, ledger, metrics, audit, attack, model and features; of a
-    release every file. Several people can sign. Audit and attack a run before it is signed: they change it.
+    release every file. Several people can sign. Audit a run before it is signed: that changes it. An attack
+    leaves a signed run as it is, and its report does not show it.
 
     A run keeps the signatures of a plan if it is trained under its file: epsilons train CONFIG --plan plan.json. With
     privacy.signed_by = ["PUBLIC KEY"] in the config, train refuses any plan that is not signed with this key.
