@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -74,6 +75,21 @@ def test_what_is_signed_is_verified_and_named(copy):
     for path, what in ((Path("plan.json"), "plan"), (RUN, "run"), (RELEASE, "release")):
         epsilons("verify", path).succeeded(f"A. Meyer ({ROLE}) signed the {what} on")
     assert epsilons("verify", RUN).out.count("signed the plan") == 2  # before the training, as run.json says
+
+
+def test_the_digest_on_the_page_of_a_plan_is_the_one_that_sign_verify_and_ledger_name(copy):
+    epsilons("plan", "people.toml", "-q", "--html", "plan.html").succeeded()
+    digest = Plan.load(Path("plan.json")).digest
+    shown = re.findall(r"<dt>(digest of .*?)</dt><dd class=.hash.>(.*?)</dd>", Path("plan.html").read_text())
+    assert [found for _, found in shown] == [digest]
+    assert "that in plan.json is of the whole file" in shown[0][0]
+    assert json.loads(Path("plan.json").read_text())["digest"] != digest
+    assert json.loads((RUN / "ledger.jsonl").read_text().split("\n")[0])["plan"] == digest
+    line = f"{digest} digest of the plan's numbers, as on its page and in the ledger"
+    as_me = ("--new-key", "mine.pem", "--name", "B. Berg", "--role", "Chair")
+    epsilons("sign", "plan.json", *as_me).succeeded(line)
+    assert " ".join(epsilons("verify", "plan.json").out.split()).count(line) == 3
+    assert digest not in epsilons("verify", RELEASE).out
 
 
 def test_a_signature_that_fits_is_not_replaced_and_a_signed_plan_is_not_overwritten(copy):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import InputError, RunError, json_text, named, printable
 from .options import AsJson, Quiet, console, option, saying
+
+if TYPE_CHECKING:
+    from ..ledger.signatures import Signature
 
 REPORT_EXAMPLES = """
 [bold]Examples[/bold]
@@ -192,8 +195,14 @@ def sign_command(
     if path is None or key is None or not (name.strip() and role.strip()):
         raise InputError("Say what you sign, and who you are: epsilons sign PATH --key FILE --name NAME --role ROLE")
     signed = signatures.sign(path, key, name.strip(), role.strip())
-    said += f"\n{printable(signed)}.\n{printable(signed.file)}  the signature, to keep and to copy"
+    said += f"\n{printable(signed)}.{_of_numbers(signed)}\n{printable(signed.file)}  the signature, to keep and to copy"
     return said.lstrip(), values | {"signature": str(signed.file)}
+
+
+def _of_numbers(signed: Signature) -> str:
+    """A line with the digest of the plan that was seen, as its page shows it; "" without one."""
+    digest = signed.values.get("plan")
+    return f"\n{printable(digest)}  digest of the plan's numbers, as on its page and in the ledger" if digest else ""
 
 
 def verify_command(
@@ -213,7 +222,7 @@ def verify_command(
         print(json_text([{**one.values, "wrong": one.wrong} for one in (*given, *before)]))
     else:
         for one in (*given, *before):
-            console().print(f"{printable(one)}.", soft_wrap=True)
+            console().print(f"{printable(one)}.{_of_numbers(one)}", soft_wrap=True)
     if not given and not before:
         raise RunError(
             f"Nobody signed {path}: it has no file that ends in {signatures.SUFFIX}. A run keeps the signatures of a "
