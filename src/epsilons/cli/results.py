@@ -72,11 +72,12 @@ def report_command(
     if page.suffix != ".html":
         raise InputError(f"--output names the internal page, which ends in .html; got {page.name!r}.")
     release = reporting.report(run, release=True)
+    public = "DRAFT, the run is not closed: do not publish" if release.content.is_draft else "may be published"
     files = {
         page: (internal, "internal page: CONFIDENTIAL, do not publish"),
         page.with_suffix(".json"): (internal, "the same as JSON: CONFIDENTIAL, do not publish"),
-        page.with_name(f"{page.stem}-release.html"): (release, "page for release: may be published"),
-        page.with_name(f"{page.stem}-release.json"): (release, "the same as JSON: may be published"),
+        page.with_name(f"{page.stem}-release.html"): (release, f"page for release: {public}"),
+        page.with_name(f"{page.stem}-release.json"): (release, f"the same as JSON: {public}"),
     }
     for file in files:
         reporting.check_replaceable(file)

@@ -167,6 +167,11 @@ class Content:
     suppressed: Mapping[str, str]
     config: Mapping[str, Any] | None = None
 
+    @property
+    def is_draft(self) -> bool:
+        """True for the version for release of a run that is not closed: it may not be published yet."""
+        return self.version == "release" and self.status.state == "open"
+
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
         values: dict[str, Any] = as_json(self) | {
