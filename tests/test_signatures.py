@@ -77,6 +77,39 @@ def test_what_is_signed_is_verified_and_named(copy):
     assert epsilons("verify", RUN).out.count("signed the plan") == 2  # before the training, as run.json says
 
 
+def test_reports_list_who_signed_what_when_and_whether_it_is_valid_now(copy):
+    def shown() -> list[list[tuple[Any, ...]]]:
+        epsilons("report", RUN, "-q").succeeded()
+        made = [json.loads((RUN / f"report{version}.json").read_text()) for version in ("", "-release")]
+        keys = "of", "name", "role", "date", "key", "valid"
+        return [[tuple(one[key] for key in keys) for one in values["signatures"]] for values in made]
+
+    public = {
+        name: signatures.fingerprint(signatures.private_key(Path(name))[1]) for name in ("officer.pem", "board.pem")
+    }
+    day = signatures.signatures(RUN)[0].values["date"][:10]
+    by = {key: ("A. Meyer", ROLE, day, value) for key, value in public.items()}
+    plans = sorted(("plan", *one, True) for one in by.values())
+    inside, outside = shown()
+    assert inside == outside
+    assert (inside[0], sorted(inside[1:3])) == (("run", *by["officer.pem"], True), plans)
+    assert inside[3:] == [("release", *by["officer.pem"], True)]
+    (RELEASE / "README.md").write_text("x")
+    assert shown()[0][3:] == [("release", *by["officer.pem"], False)]
+    for page in (RUN / "report.html", RUN / "report-release.html"):
+        text = " ".join(re.sub("<.*?>", "", page.read_text()).split())
+        assert text.count(f"A. Meyer ({ROLE}) signed the ") == 4
+        assert (text.count("The signature is valid"), text.count("NOT valid: the release was changed")) == (3, 1)
+        hidden = json.loads(next(RUN.glob("run.*.sig")).read_text())
+        assert hidden["signature"] not in text
+        assert page.name == "report.html" or hidden["files"]["plan.json"] not in text
+    next(RELEASE.glob("*.sig")).write_text("{}")
+    assert shown()[1][3:] == [("release", None, None, None, None, False)]
+    for file in RELEASE.glob("*.sig"):
+        file.unlink()
+    assert len(shown()[0]) == 3
+
+
 def test_the_digest_on_the_page_of_a_plan_is_the_one_that_sign_verify_and_ledger_name(copy):
     epsilons("plan", "people.toml", "-q", "--html", "plan.html").succeeded()
     digest = Plan.load(Path("plan.json")).digest

@@ -21,6 +21,7 @@ from ..budgets.risk import as_contract
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_json import About, RunSettings
+from ..ledger.signatures import Signature, fingerprint
 from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
@@ -73,6 +74,21 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """A signature: who signed the "plan", "run" or "release" on which day, and whether it fits what is there now.
+
+    key  fingerprint of the key, which is proven; name and role are what its holder wrote. None if the file is damaged
+    """
+
+    of: str
+    name: str | None
+    role: str | None
+    date: str | None
+    key: str | None
+    valid: bool
+
+
+@dataclass(frozen=True)
 class Group:
     """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
 
@@ -117,6 +133,7 @@ class Content:
     left_out    how many were left out for their budgets, by the rule of 20; internal only, None if none
     joined      how people, entries and rows were joined, and the counts; these are internal
     publish     what may be published, and what not
+    signatures  of the plan, the run and its release
     origins     where bounds, categories and classes come from
     audited     the latest audit; None without one
     roster_runs how many runs had the same budgets; internal only
@@ -149,6 +166,7 @@ class Content:
     left_out: str | None = None
     joined: tuple[str, ...]
     publish: tuple[str, ...]
+    signatures: tuple[Signed, ...]
     origins: Origins
     accuracy: Evaluation | None
     balanced: bool
@@ -218,6 +236,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         unit=unit,
         joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
         publish=what_to_publish(record, release, stated, audited),
+        signatures=(*map(_signed, record.signed), *map(_signed, record.released)),
         origins=stated,
         audited=audited,
         registry=settings.registry_id,
@@ -234,6 +253,12 @@ def make_content(record: RunRecord, release: bool) -> Content:
         **({} if hidden else _solved(plan, lifetimes.labels(record))),
         **({} if release else _internal(record)),
     )
+
+
+def _signed(one: Signature) -> Signed:
+    name, role, date, key = (one.values.get(what) for what in ("name", "role", "date", "public_key"))
+    of = one.values.get("of", "release")  # a damaged one of plan or run is refused
+    return Signed(of, name, role, date and date[:10], key and fingerprint(key), not one.wrong)
 
 
 def _rows(

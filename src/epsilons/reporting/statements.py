@@ -301,9 +301,7 @@ def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited
     elif record.made is not None:
         page = "This version of the report may be published."
     else:
-        page = (
-            "This version of the report is a draft for internal use until the run is closed. Then make it again."
-        )
+        page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
     return page, model(record, origins, audited), FOLDER
 
 
