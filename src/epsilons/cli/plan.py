@@ -69,6 +69,11 @@ class PlanFlags:
     serve: Annotated[bool, opt.option("Move tiers, steps and strategy on a page of this machine.", "--serve")] = False
     quiet: opt.Quiet = False
 
+    @property
+    def charged(self) -> list[str]:
+        """The key of [registry] that is given, as --set writes it."""
+        return [] if self.share is None else [f"registry.share={self.share!r}"]
+
 
 @opt.with_flags
 def plan_command(
@@ -87,12 +92,10 @@ def plan_command(
     names, folder = [recipe.strategy or "", *(flags.compare or [])], Path() if config is None else config.parent
     plan_inputs.check_trusted(names, folder, flags.trust)
     if config is None:
-        if flags.registry or flags.pepper or flags.share is not None:
-            raise InputError("--registry, --share and --pepper need a config of people's data.")
+        _check_no_registry(flags)
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
-        share = [] if flags.share is None else [f"registry.share={flags.share!r}"]
-        texts = [*(settings or []), *share]
+        texts = [*(settings or []), *flags.charged]
         asked = plan_inputs.of_config(config, budgets, recipe, texts, flags.trust, flags.registry, flags.pepper)
     _check_files(flags)
     if flags.serve:
@@ -109,6 +112,11 @@ def plan_command(
         print(json_text(sealed(plan.to_dict(asked.about.tiers) | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
+
+
+def _check_no_registry(flags: PlanFlags) -> None:
+    if flags.registry or flags.pepper or flags.charged:
+        raise InputError("--registry, --share and --pepper need a config of people's data.")
 
 
 def _check_files(flags: PlanFlags) -> None:

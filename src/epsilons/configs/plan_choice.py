@@ -51,13 +51,7 @@ def plan_of(
         given = signatures_of(saved or folder, run_dirs, plan)
         check_signed(given, privacy.signed_by, "The plan of this run" if plan else saved or folder or UNSAVED)
     if saved is not None:
-        found = saved_plan(saved)
-        if prepared.budgets.groups.starts is not None and opened(found)[0].digest != (plan or prepared.plan()).digest:
-            raise PlanError(
-                f"{saved} is not the plan that this run would be charged for: who takes part, what they have left, "
-                f"settings or versions changed since it was made. Nothing was charged. {OF_REGISTRY}"
-            )
-        return found
+        return _checked(saved_plan(saved), saved, prepared, plan)
     if plan is not None:  # its folder has the slots of runs that are still to begin
         return plan if folder is None or not (folder / "plan.json").is_file() else PlanFolder(folder)
     made = prepared.plan()
@@ -65,6 +59,16 @@ def plan_of(
         warn_of_unused(config_folder, made)
         return made
     return counted_plan(made, folder)
+
+
+def _checked(found: Plan | PlanFolder, saved: Path, prepared: Prepared, begun: Plan | None) -> Plan | PlanFolder:
+    """A saved plan; on accounts of a registry, it must be that of the run, begun or not. Raises PlanError."""
+    if prepared.budgets.groups.starts is None or opened(found)[0] == (begun or prepared.plan()):
+        return found
+    raise PlanError(
+        f"{saved} is not the plan that this run would be charged for: who takes part, what they have left, settings or "
+        f"versions changed since it was made. Nothing was charged. {OF_REGISTRY}"
+    )
 
 
 #: In the place of its file, for messages.
