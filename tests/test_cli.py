@@ -578,12 +578,16 @@ def test_resume_without_a_run_is_refused_and_trains_nothing(folder):
     assert not Path("runs").exists()
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, steps: int = 50) -> None:
-    """Train into runs/one, end after the 30th update; there is a checkpoint after the 20th."""
-    change("steps = 4", f"steps = {steps}\ncheckpoint_every = 20")
+def interrupt(monkeypatch: pytest.MonkeyPatch, steps: int = 50, at: int = 30, *flags: str) -> None:
+    """Train into runs/one, end after the 30th update; there is a checkpoint after the 20th.
+
+    at, flags  of a run that goes on
+    """
+    if not flags:
+        change("steps = 4", f"steps = {steps}\ncheckpoint_every = 20")
 
     def press(private: Private) -> None:
-        if private.updates == 30:
+        if private.updates == at:
             raise KeyboardInterrupt
 
     def fit(*given: Any, callbacks: list[Any], **options: Any) -> Any:
@@ -592,7 +596,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, steps: int = 50) -> None:
     real = train_config.fit
     with monkeypatch.context() as patched:
         patched.setattr(train_config, "fit", fit)
-        assert epsilons("train", "people.toml", "--run-dir", "runs/one").code == 130
+        assert epsilons("train", "people.toml", "--run-dir", "runs/one", *flags).code == 130
 
 
 @pytest.mark.usefixtures("here")
@@ -630,6 +634,31 @@ def test_a_warning_says_which_steps_are_charged_again(steps, consequence, folder
     assert f"The run continues under a new key; {consequence}." in " ".join(outcome.err.split())
     assert "Keys of the config that changed since the run began: training.lr." in " ".join(outcome.out.split())
     assert "The config asks for another" not in outcome.out
+    assert ("changes" in json.loads(Path("runs/one/run.json").read_text())) == (steps == 100)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_report_says_after_which_step_which_keys_changed_and_names_no_column_for_release(folder, monkeypatch):
+    interrupt(monkeypatch, 400)
+    interrupt(monkeypatch, 400, 40, "--resume")  # nothing changed
+    change("lr = 0.2", "lr = 0.01")
+    change("age = [0, 100]", "age = [0, 110]")
+    interrupt(monkeypatch, 400, 50, "--resume")
+    interrupt(monkeypatch, 400, 60, "--resume")  # nothing changed since
+    change("lr = 0.01", "lr = 0.2")
+    epsilons("train", "people.toml", "--run-dir", "runs/one", "--continue").succeeded()
+    again = epsilons("train", "people.toml", "--run-dir", "runs/one", "--continue")
+    assert "trained by another config" not in again.out
+    epsilons("report", "runs/one", "-q").succeeded()
+    for version, keys in (("", "data.numeric.age, training.lr"), ("-release", "data.numeric, training.lr")):
+        made = json.loads(Path(f"runs/one/report{version}.json").read_text())["made_with"]
+        assert {name: text for name, text in made.items() if name.startswith("changed")} == {
+            "changed after step 39": f"{keys} (here are the values of the beginning)",
+            "changed after step 59": "training.lr (here are the values of the beginning)",
+        }
+        assert f"<dt>changed after step 39</dt><dd>{keys}" in Path(f"runs/one/report{version}.html").read_text()
+    epsilons("report", "runs/one", "--annexes", "annexes").succeeded()
+    assert "changed after step 39: data.numeric, training.lr" in Path("annexes/ai-act.html").read_text()
 
 
 # -- tables -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import pytest
 from epsilons import cli
 from epsilons.auditing import membership
 from epsilons.cli import attack_config, demo
+from epsilons.ledger import signatures
 from epsilons.ledger.run_folder import RunFolder
 from program import CONFIG, change, epsilons, files, people
 
@@ -278,3 +279,18 @@ def test_the_demonstration_has_a_line_of_membership(monkeypatch):
     assert re.fullmatch(
         r"Membership inference .* 8 shadow models: AUC (0\.\d{3}, ){2}0\.\d{3} for ε = 0\.5, 1, 2; .*", line
     )
+
+
+def test_an_attack_leaves_a_signed_run_as_it_is(attacked, tmp_path):
+    run = shutil.copytree(attacked / "runs/first", tmp_path / "run")
+    signatures.new_key(Path("officer.pem"))
+    signatures.sign(run, Path("officer.pem"), "A. Meyer", "board")
+    before = {file.name: file.read_bytes() for file in run.glob("*.*")}
+    outcome = epsilons("attack", run, "-o", "attacks/second", *SHADOWS, "--attacks", "loss")
+    outcome.succeeded()
+    assert "is signed, so it stays as it is" in " ".join(outcome.err.split())
+    assert {file.name: file.read_bytes() for file in run.glob("*.*")} == before
+    epsilons("verify", run).succeeded("A. Meyer (board) signed the run on")
+    assert files(tmp_path / "attacks/second") == FILES
+    shown = json.loads(epsilons("report", run, "--json").out)["membership"]
+    assert shown["attacks"][0]["attack"] != "loss"  # that of the first attack, which was signed

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import program
 from epsilons.cli import registry_command, registry_people, train_config
 from epsilons.errors import EpsilonsError, EpsilonsWarning, RegistryError
-from epsilons.ledger import run_folder
+from epsilons.ledger import run_folder, signatures
 from epsilons.ledger.account import NO_LINE, line_hash
 from epsilons.ledger.ledger import Ledger
 from epsilons.ledger.run_folder import RunFolder
@@ -638,9 +638,9 @@ def test_no_advice_to_sign_a_plan_leads_into_a_refusal(people):
         told.succeeded()
         said = " ".join(told.err.split())
         assert "plan.json is signed, and holds another plan" in said
-        assert "epsilons sign RUN" in said
-        assert "--plan" not in said
-    train("--share", "0.5", "--plan", "plan.json").is_refused(2, "leave it out", "epsilons sign RUN")
+        assert "epsilons plan CONFIG --registry URL -o FILE" in said
+        assert "--plan plan.json" not in said
+    train("--share", "0.5", "--plan", "plan.json").is_refused(2, "Nothing was charged", "epsilons plan CONFIG")
     epsilons("sign", "runs/people-1", "--key", "officer.pem", "--name", "A. Meyer", "--role", "officer").succeeded()
 
 
@@ -721,7 +721,7 @@ def test_nobody_who_withdrew_is_tested_on(people, split):
 def test_an_attack_on_registered_people_is_refused(people):
     train("--share", "0.2").succeeded()
     epsilons("attack", "runs/people-1", "--shadows", "8").is_refused(2, "cannot charge it")
-    epsilons("plan", "people.toml", "--set", "registry.share=0.5").is_refused(2, "--dry-run")
+    epsilons("plan", "people.toml", "--set", "registry.share=0.5").is_refused(2, "--registry URL")
 
 
 def test_every_command_works_on_both_databases(template, place):
@@ -1110,3 +1110,45 @@ def test_a_refused_reservation_leaves_no_folder(people):
         registry.set_quota("x", 0.01)
     program.epsilons(*HALF, "--project", "x").is_refused(3, "quota")
     assert not Path("runs/one").exists()
+
+
+def test_an_officer_signs_the_plan_on_accounts_before_the_training_and_no_other_is_charged(people):
+    epsilons("sign", "--new-key", "officer.pem").succeeded()
+    public = signatures.private_key(Path("officer.pem"))[1]
+    config = Path("people.toml")
+    config.write_text(config.read_text() + f'[privacy]\nsigned_by = ["{public}"]\n')
+    making = ("plan", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o")
+    epsilons(*making, "plan.json", "--html", "plan.html").succeeded()
+    before = shown()
+    asked = ("--share", "0.5", "-o", "runs/one", "--plan", "plan.json", "--continue")
+    train(*asked).is_refused(3, "is not signed with the key")
+    sign = ("sign", "plan.json", "--key", "officer.pem", "--name", "A. Meyer", "--role", "board")
+    epsilons(*sign).succeeded("signed the plan")
+    train("--share", "0.5", "--dry-run").is_refused(3, "must be saved")
+    train("--share", "0.25", *asked[2:]).is_refused(2, "not the plan that this run would be charged for")
+    assert shown() == before
+    train(*asked).succeeded()
+    epsilons("verify", "runs/one").succeeded("A. Meyer (board) signed the plan on")
+    assert Plan.load(Path("runs/one/plan.json")).digest == Plan.load(Path("plan.json")).digest
+    train(*asked).succeeded()  # it is finished
+    spent = shown()
+    refused = "what they have left, settings or versions changed since it was made. Nothing was charged."
+    train("--share", "0.5", "-o", "runs/two", "--plan", "plan.json").is_refused(2, refused)
+    assert (shown(), Path("runs/two").exists()) == (spent, False)
+    assert spent != before
+    epsilons(*making, "plan.json").is_refused(2, "plan.json is signed")
+    epsilons(*making, "next.json").succeeded()
+    epsilons(sign[0], "next.json", *sign[2:]).succeeded()
+    train_until(2, "--share", "0.5", "-o", "runs/two", "--plan", "next.json")
+    goes_on = ("--share", "0.5", "-o", "runs/two", "--continue", "--plan")
+    train(*goes_on, "plan.json").is_refused(2, "not the plan that this run")
+    train(*goes_on, "next.json").succeeded()
+
+
+def test_one_person_who_withdraws_makes_a_signed_plan_another(people):
+    asked = ("people.toml", "--registry", URL, "--share", "0.5", "-q")
+    epsilons("plan", *asked, "-o", "plan.json").succeeded()
+    registry("withdraw", "--id", IDS[0]).succeeded()
+    epsilons("train", *asked, "-o", "runs/one", "--plan", "plan.json").is_refused(2, "who takes part")
+    epsilons("plan", "people.toml", "--registry", "sqlite:///none.db", "--share", "0.5").is_refused(2, "none.db")
+    epsilons("plan", "--share", "0.5").is_refused(2, "need a config")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Sequence
 from html import unescape
 from html.parser import HTMLParser
@@ -1479,11 +1480,28 @@ def test_who_was_left_out_is_in_the_internal_version_only(tmp_path, two):
 )
 def test_the_report_says_what_may_be_published(tmp_path, two, more, words):
     made = make_run(tmp_path / "run", two, **more)
-    versions = zip(both(made), pages(made), ("may not be", "may be"), strict=True)
+    public = "is a draft for internal use" if "close" in more else "may be published."
+    versions = zip(both(made), pages(made), ("may not be published.", public), strict=True)
     for values, page, verb in versions:
-        assert values["publish"][0].startswith(f"This version of the report {verb} published.")
+        assert values["publish"][0].startswith(f"This version of the report {verb}")
         assert values["publish"][1].startswith(words)
         assert all(sentence in page for sentence in values["publish"])
+
+
+def test_nothing_of_a_report_of_an_open_run_says_that_it_may_be_published(tmp_path, two):
+    for name, more in {"open": {"close": False}, "closed": {}}.items():
+        made, is_open = make_run(tmp_path / name, two, **more), name == "open"
+        inside, outside = pages(made)
+        assert ("Draft, internal" in outside, "For release" in outside) == (is_open, not is_open)
+        assert ("may not be published yet. Make the report again" in outside) is is_open
+        assert "Draft" not in inside
+        assert ("Its version for release is a draft until the run is closed." in inside) is is_open
+        printed = " ".join(program("report", made).out.split())
+        assert (printed.count("may be published"), printed.count("do not publish")) == ((0, 4) if is_open else (2, 2))
+        for file in made.glob("report-release.*"):
+            assert stat.S_IMODE(file.stat().st_mode) & 0o077 == (0 if is_open else 0o044)
+    with pytest.raises(RunError, match="not finished, so it is not released"):
+        epsilons.release(tmp_path / "open")
 
 
 def test_a_model_that_an_audit_contradicts_is_not_called_publishable(tmp_path, two):

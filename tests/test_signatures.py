@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -78,6 +77,54 @@ def test_what_is_signed_is_verified_and_named(copy):
     assert epsilons("verify", RUN).out.count("signed the plan") == 2  # before the training, as run.json says
 
 
+def test_reports_list_who_signed_what_when_and_whether_it_is_valid_now(copy):
+    def shown() -> list[list[tuple[Any, ...]]]:
+        epsilons("report", RUN, "-q").succeeded()
+        made = [json.loads((RUN / f"report{version}.json").read_text()) for version in ("", "-release")]
+        keys = "of", "name", "role", "date", "key", "valid"
+        return [[tuple(one[key] for key in keys) for one in values["signatures"]] for values in made]
+
+    public = {
+        name: signatures.fingerprint(signatures.private_key(Path(name))[1]) for name in ("officer.pem", "board.pem")
+    }
+    day = signatures.signatures(RUN)[0].values["date"][:10]
+    by = {key: ("A. Meyer", ROLE, day, value) for key, value in public.items()}
+    plans = sorted(("plan", *one, True) for one in by.values())
+    inside, outside = shown()
+    assert inside == outside
+    assert (inside[0], sorted(inside[1:3])) == (("run", *by["officer.pem"], True), plans)
+    assert inside[3:] == [("release", *by["officer.pem"], True)]
+    (RELEASE / "README.md").write_text("x")
+    assert shown()[0][3:] == [("release", *by["officer.pem"], False)]
+    for page in (RUN / "report.html", RUN / "report-release.html"):
+        text = " ".join(re.sub("<.*?>", "", page.read_text()).split())
+        assert text.count(f"A. Meyer ({ROLE}) signed the ") == 4
+        assert (text.count("The signature is valid"), text.count("NOT valid: the release was changed")) == (3, 1)
+        hidden = json.loads(next(RUN.glob("run.*.sig")).read_text())
+        assert hidden["signature"] not in text
+        assert page.name == "report.html" or hidden["files"]["plan.json"] not in text
+    next(RELEASE.glob("*.sig")).write_text("{}")
+    assert shown()[1][3:] == [("release", None, None, None, None, False)]
+    for file in RELEASE.glob("*.sig"):
+        file.unlink()
+    assert len(shown()[0]) == 3
+
+
+def test_the_digest_on_the_page_of_a_plan_is_the_one_that_sign_verify_and_ledger_name(copy):
+    epsilons("plan", "people.toml", "-q", "--html", "plan.html").succeeded()
+    digest = Plan.load(Path("plan.json")).digest
+    shown = re.findall(r"<dt>(digest of .*?)</dt><dd class=.hash.>(.*?)</dd>", Path("plan.html").read_text())
+    assert [found for _, found in shown] == [digest]
+    assert "that in plan.json is of the whole file" in shown[0][0]
+    assert json.loads(Path("plan.json").read_text())["digest"] != digest
+    assert json.loads((RUN / "ledger.jsonl").read_text().split("\n")[0])["plan"] == digest
+    line = f"{digest} digest of the plan's numbers, as on its page and in the ledger"
+    as_me = ("--new-key", "mine.pem", "--name", "B. Berg", "--role", "Chair")
+    epsilons("sign", "plan.json", *as_me).succeeded(line)
+    assert " ".join(epsilons("verify", "plan.json").out.split()).count(line) == 3
+    assert digest not in epsilons("verify", RELEASE).out
+
+
 def test_a_signature_that_fits_is_not_replaced_and_a_signed_plan_is_not_overwritten(copy):
     for path in (Path("plan.json"), RUN, RELEASE):
         sign = ("sign", path, "--key", "officer.pem", "--name", "B. Berg", "--role", "Chair")
@@ -119,25 +166,15 @@ def test_a_changed_byte_of_the_evidence_of_a_run_is_found(copy):
             assert wrong(RUN) == [f"{name} was changed since"]
 
 
-def test_an_audit_or_attack_of_a_signed_run_warns_before_it_begins(copy, monkeypatch):
+def test_an_audit_of_a_signed_run_warns_before_it_begins(copy):
     from epsilons.auditing import audit
-    from epsilons.cli import attack_config
-
-    def stop(*_: Any) -> None:
-        raise RunError("begun")
-
-    monkeypatch.setattr(attack_config, "prepare", stop)
 
     def begin() -> None:
         with pytest.raises(InputError, match="alpha"):
             audit(RUN, alpha=0.7)
-        with pytest.raises(RunError, match="begun"):
-            attack_config.attack(RUN, Path("attacks/first"), Mock(trust=()))
 
-    with pytest.warns(EpsilonsWarning) as found:
+    with pytest.warns(EpsilonsWarning, match=r"is signed, and audit\.json will be new"):
         begin()
-    written = [re.findall(r"is signed, and (\S+) will be new", str(one.message)) for one in found]
-    assert written == [["audit.json"], ["membership.json"]]
     for file in RUN.glob("run.*.sig"):
         file.unlink()
     begin()  # warnings are errors in tests

@@ -19,7 +19,7 @@ from ..core.files import sha256_of
 from ..errors import DataError, InputError, RunError, json_text, printable
 from ..ledger.run_folder import RunFolder
 from ..ledger.run_json import Attacked
-from ..ledger.signatures import warn_of_change
+from ..ledger.signatures import is_signed
 from ..models import build
 from ..planning import Plan
 from ..training import Performance, Records
@@ -61,12 +61,17 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "trains on their records outside of every guarantee, so the registry cannot charge it, and it is refused. "
             "To test the promise of the run: epsilons audit, which trains on synthetic records alone."
         )
-    if found.run is not None:
-        warn_of_change(found.run.path, "membership.json")
+    out, notes_in = console(quiet=flags.quiet or flags.as_json), found.run
+    if notes_in is not None and is_signed(notes_in.path):
+        notes_in = None
+        console(stderr=True, quiet=flags.quiet).print(
+            f"{printable(target)} is signed, so it stays as it is: the result will be in {printable(folder)} alone, "
+            "and no report of the run shows it. To have it in the report, attack before the run is signed.",
+            soft_wrap=True,
+        )
     check_trusted([found.config.model.name, found.config.privacy.strategy], found.folder, flags.trust)
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
-    out = console(quiet=flags.quiet or flags.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
     try:
@@ -78,8 +83,8 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "same options",
             error,
         ) from None
-    if found.run is not None:
-        _note(found.run, result, folder, flags)
+    if notes_in is not None:
+        _note(notes_in, result, folder, flags)
     if flags.as_json:
         print(json_text(result.to_dict()))
     show_result(result, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,12 +59,20 @@ class PlanFlags:
 
     compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None
     risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False
+    registry: plan_inputs.Url = field(default=None, repr=False)
+    share: plan_inputs.Share = None
+    pepper: plan_inputs.Pepper = None
     trust: opt.Trust = False
     as_json: opt.AsJson = False
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None
     html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None
     serve: Annotated[bool, opt.option("Move tiers, steps and strategy on a page of this machine.", "--serve")] = False
     quiet: opt.Quiet = False
+
+    @property
+    def charged(self) -> list[str]:
+        """The key of [registry] that is given, as --set writes it."""
+        return [] if self.share is None else [f"registry.share={self.share!r}"]
 
 
 @opt.with_flags
@@ -78,13 +86,17 @@ def plan_command(
     """Show what each tier of budgets gives and gets, before any training. Needs no torch.
 
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
+    Under a registry it is the plan on what people have left now, and charges nothing. Saved and signed, it is for
+    epsilons train --plan, which refuses it once that has changed.
     """
     names, folder = [recipe.strategy or "", *(flags.compare or [])], Path() if config is None else config.parent
     plan_inputs.check_trusted(names, folder, flags.trust)
     if config is None:
+        _check_no_registry(flags)
         asked = plan_inputs.of_flags(budgets, recipe, settings)
     else:
-        asked = plan_inputs.of_config(config, budgets, recipe, settings, flags.trust)
+        texts = [*(settings or []), *flags.charged]
+        asked = plan_inputs.of_config(config, budgets, recipe, texts, flags.trust, flags.registry, flags.pepper)
     _check_files(flags)
     if flags.serve:
         _serve(asked, flags)
@@ -100,6 +112,11 @@ def plan_command(
         print(json_text(sealed(plan.to_dict(asked.about.tiers) | risks), allow_nan=True))
     else:
         _show([plan, *others], asked, flags, is_config=config is not None)
+
+
+def _check_no_registry(flags: PlanFlags) -> None:
+    if flags.registry or flags.pepper or flags.charged:
+        raise InputError("--registry, --share and --pepper need a config of people's data.")
 
 
 def _check_files(flags: PlanFlags) -> None:

@@ -90,6 +90,15 @@ class RecipeFlags:
         return found + [Setting(("privacy", "options", name), value) for name, value in options.items()]
 
 
+Url = Annotated[
+    str | None, opt.option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY)
+]
+Share = Annotated[float | None, opt.option("The part of what people have left that it may use.", panel=REGISTRY)]
+Pepper = Annotated[
+    Path | None, opt.option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
+]
+
+
 @dataclass(frozen=True)
 class TrainFlags:
     """The flags of `epsilons train`."""
@@ -112,17 +121,10 @@ class TrainFlags:
         bool,
         opt.option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run"),
     ] = False
-    registry: Annotated[
-        str | None,
-        opt.option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY),
-    ] = field(default=None, repr=False)
-    share: Annotated[float | None, opt.option("The part of what people have left that it may use.", panel=REGISTRY)] = (
-        None
-    )
+    registry: Url = field(default=None, repr=False)
+    share: Share = None
     project: Annotated[str | None, opt.option("The project whose quota counts.", panel=REGISTRY)] = None
-    pepper: Annotated[
-        Path | None, opt.option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
-    ] = None
+    pepper: Pepper = None
     trust: opt.Trust = False
     tensorboard: Annotated[bool, opt.option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False
     mlflow: Annotated[bool, opt.option("Also log spends of tiers to MLflow, and no scores.", "--mlflow")] = False
@@ -213,8 +215,19 @@ class Asked:
     budgets: Budgets | None = field(default=None, repr=False)
 
 
-def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
-    """What a config asks for. Raises InputError for flags that describe other budgets."""
+def of_config(
+    file: Path,
+    budgets: BudgetFlags,
+    recipe: RecipeFlags,
+    texts: Sequence[str] | None,
+    trust: bool,
+    registry: str | None = None,
+    pepper: Path | None = None,
+) -> Asked:
+    """What a config asks for. Raises InputError for flags that describe other budgets.
+
+    registry, pepper  as in `TrainFlags`: the plan is then on what people have left there, and charges nothing
+    """
     from ..configs import prepare  # reads data
 
     given = [name for name, value in asdict(budgets).items() if value is not None]
@@ -223,8 +236,11 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list
         raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
     config = read_config(file, settings_of(recipe, texts))
     check_trusted([config.privacy.strategy], file.parent, trust)
-    found = prepare.budgets_to_train(config, file.parent)
-    table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
+    if config.registry is not None or registry is not None:
+        found, table = _on_accounts(config, file.parent, registry or os.environ.get(VARIABLE), pepper), []
+    else:
+        found = prepare.budgets_to_train(config, file.parent)
+        table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
 
     def changed(flags: RecipeFlags, moved: Budgets | None) -> Plan:
@@ -236,6 +252,16 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list
     )
 
 
+def _on_accounts(config: Config, folder: Path, url: str | None, pepper: Path | None) -> Budgets:
+    """What people have left in a registry, of those who would take part in a run."""
+    from ..configs.prepare import prepare
+    from ..configs.registry_train import members_of
+    from ..training.distributed import Ranks  # torch is imported here
+
+    with members_of(url, pepper, config, folder, False, Ranks()) as members:
+        return prepare(config, folder, members=members).budgets
+
+
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     held_out = config.data.test_share or config.data.test_after or config.privacy.select
     if held_out:  # of a plan's number of people and an exact one, the difference would be theirs
@@ -244,11 +270,11 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
     day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
     facts = {"data": config.data.train, **model, **day}
-    if os.environ.get(VARIABLE):  # one in the config was refused
+    if os.environ.get(VARIABLE) and config.registry is None:
         facts["registry"] = NOT_CHARGED
     return About(
         name=name,
-        tiers=config.budgets.levels,
+        tiers=config.budgets.levels if config.registry is None else None,  # levels of lifetimes are no tiers
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
         stated=config.about,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import InputError, RunError, json_text, named, printable
 from .options import AsJson, Quiet, console, option, saying
+
+if TYPE_CHECKING:
+    from ..ledger.signatures import Signature
 
 REPORT_EXAMPLES = """
 [bold]Examples[/bold]
@@ -69,11 +72,12 @@ def report_command(
     if page.suffix != ".html":
         raise InputError(f"--output names the internal page, which ends in .html; got {page.name!r}.")
     release = reporting.report(run, release=True)
+    public = "DRAFT, the run is not closed: do not publish" if release.content.is_draft else "may be published"
     files = {
         page: (internal, "internal page: CONFIDENTIAL, do not publish"),
         page.with_suffix(".json"): (internal, "the same as JSON: CONFIDENTIAL, do not publish"),
-        page.with_name(f"{page.stem}-release.html"): (release, "page for release: may be published"),
-        page.with_name(f"{page.stem}-release.json"): (release, "the same as JSON: may be published"),
+        page.with_name(f"{page.stem}-release.html"): (release, f"page for release: {public}"),
+        page.with_name(f"{page.stem}-release.json"): (release, f"the same as JSON: {public}"),
     }
     for file in files:
         reporting.check_replaceable(file)
@@ -173,7 +177,8 @@ def sign_command(
 
     The signature is a file beside the plan, or in the folder, that ends in .sig. It holds the SHA-256 of all that was
     seen: of a plan its file; of a run plan.json, run.json, ledger, metrics, audit, attack, model and features; of a
-    release every file. Several people can sign. Audit and attack a run before it is signed: they change it.
+    release every file. Several people can sign. Audit a run before it is signed: that changes it. An attack
+    leaves a signed run as it is, and its report does not show it.
 
     A run keeps the signatures of a plan if it is trained under its file: epsilons train CONFIG --plan plan.json. With
     privacy.signed_by = ["PUBLIC KEY"] in the config, train refuses any plan that is not signed with this key.
@@ -191,8 +196,14 @@ def sign_command(
     if path is None or key is None or not (name.strip() and role.strip()):
         raise InputError("Say what you sign, and who you are: epsilons sign PATH --key FILE --name NAME --role ROLE")
     signed = signatures.sign(path, key, name.strip(), role.strip())
-    said += f"\n{printable(signed)}.\n{printable(signed.file)}  the signature, to keep and to copy"
+    said += f"\n{printable(signed)}.{_of_numbers(signed)}\n{printable(signed.file)}  the signature, to keep and to copy"
     return said.lstrip(), values | {"signature": str(signed.file)}
+
+
+def _of_numbers(signed: Signature) -> str:
+    """A line with the digest of the plan that was seen, as its page shows it; "" without one."""
+    digest = signed.values.get("plan")
+    return f"\n{printable(digest)}  digest of the plan's numbers, as on its page and in the ledger" if digest else ""
 
 
 def verify_command(
@@ -212,7 +223,7 @@ def verify_command(
         print(json_text([{**one.values, "wrong": one.wrong} for one in (*given, *before)]))
     else:
         for one in (*given, *before):
-            console().print(f"{printable(one)}.", soft_wrap=True)
+            console().print(f"{printable(one)}.{_of_numbers(one)}", soft_wrap=True)
     if not given and not before:
         raise RunError(
             f"Nobody signed {path}: it has no file that ends in {signatures.SUFFIX}. A run keeps the signatures of a "

@@ -14,7 +14,7 @@ import typer
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, parse_settings, read_config
-from ..configs.plan_choice import OF_REGISTRY
+from ..configs.plan_choice import last_config
 from ..configs.prepare import prepare
 from ..errors import InputError, printable
 from ..ledger.run_folder import RunFolder, run_folders
@@ -84,8 +84,6 @@ def _train(config: Path, folder: Path, flags: TrainFlags) -> None:
     from . import train_config  # torch is imported here
 
     url = train_config.registry_url(flags.registry, config, flags.changed, folder if flags.resume else None)
-    if flags.plan is not None and url is not None:
-        raise InputError(f"--plan is no plan on the accounts of the registry; leave it out. {OF_REGISTRY}")
     if flags.dry_run:
         from .dry_run import dry_run as train_nothing
 
@@ -129,7 +127,7 @@ def _is_finished(config: Config, folder: Path, flags: TrainFlags) -> bool:
     if len(found) < len(runs) or not all("done" in settings for settings in found):
         return False
     text = f"{printable(folder)} is finished: nothing was done."
-    if any((one.get("metadata") or {}).get("config") != config.model_dump(mode="json") for one in found):
+    if any(last_config(one) != config.model_dump(mode="json") for one in found):
         text += " It was trained by another config. To train by this one, name another folder: --run-dir."
     console(stderr=flags.as_json, quiet=flags.quiet).print(text, soft_wrap=True)
     if flags.as_json:

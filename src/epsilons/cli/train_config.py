@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from ..configs.config import Config
 from ..configs.config_file import Setting, read_config, recorded
-from ..configs.plan_choice import changed_keys, counted_plan, differences_from_config, plan_of, signatures_of
+from ..configs.plan_choice import (
+    changed_keys,
+    counted_plan,
+    differences_from_config,
+    note_changes,
+    plan_of,
+    signatures_of,
+)
 from ..configs.prepare import Prepared, prepare
 from ..configs.registry_train import NEXT, VARIABLE, Members, members_of, stored_registry
 from ..core.disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
@@ -51,10 +58,14 @@ from .plan_inputs import TrainFlags, check_trusted
 
 
 class RunProgress:
-    """A callback that knows how far a run is, ends it on SIGTERM, and warns if it continues under a new key."""
+    """A callback that knows how far a run is, ends it on SIGTERM, and tells if it continues otherwise than it began.
 
-    def __init__(self, run_dir: Path, plan: Plan, is_resumed: bool, quiet: bool) -> None:
+    It warns of a new key, and writes keys of the config that changed into run.json.
+    """
+
+    def __init__(self, run_dir: Path, plan: Plan, is_resumed: bool, quiet: bool, config: dict[str, Any]) -> None:
         self.private: Private | None = None
+        self._config = config
         self._ledger, self._plan, self._quiet = run_dir / "ledger.jsonl", plan, quiet
         has_begun = is_resumed and RunFolder(run_dir).has_ledger
         self._epoch = read_account(self._ledger, plan).epoch if has_begun else None
@@ -62,6 +73,8 @@ class RunProgress:
     def __call__(self, private: Private) -> None:
         if self.private is None:
             self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
+            if self._epoch is not None and private.ranks.is_main:
+                note_changes(RunFolder(self._ledger.parent), self._config, private.updates - 1)
             private.on_update(_end_on_sigterm)  # after all other listeners, so that a checkpoint has what they did
         self.private = private
 
@@ -178,8 +191,9 @@ def _say_changes(run: RunFolder, config: dict[str, Any], plan: Plan | None, prep
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if changed := changed_keys(run, config):
         out.print(
-            f"Keys of the config that changed since the run began: {', '.join(changed)}. Its run.json and its reports "
-            "state the values of the beginning. To report the new ones, begin another run, with --run-dir."
+            f"Keys of the config that changed since the run began: {', '.join(changed)}. Its reports state the values "
+            "of the beginning, and from which step on which keys changed. To report the new values, begin another run, "
+            "with --run-dir."
         )
 
 
@@ -307,7 +321,7 @@ def train_once(
     check_device(training.device)
     inputs, targets = map(as_tensor, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
-    progress = RunProgress(run_dir, plan, flags.resume, flags.quiet)
+    progress = RunProgress(run_dir, plan, flags.resume, flags.quiet, metadata["config"])
     boards: list[TensorBoard | MLflow] = [MLflow()] if flags.mlflow else []
     if flags.tensorboard:
         boards.append(TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard"))

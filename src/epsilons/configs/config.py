@@ -464,7 +464,6 @@ class Config(_Section):
             "privacy.runs": self.privacy.runs > 1,
             "privacy.select": self.privacy.select is not None,
             "privacy.class_noise": self.privacy.class_noise is not None,
-            "privacy.signed_by": bool(self.privacy.signed_by),
             "privacy.public_shares": self.privacy.public_shares is not None,
             "training.seeds": bool(self.training.seeds),
             "budgets.classes": self.budgets.classes is not None,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EpsilonsError, EpsilonsWarning, InputError, PlanError
-from ..ledger.plan_folder import PlanFolder
+from ..ledger.plan_folder import PlanFolder, opened
 from ..ledger.run_folder import RunFolder
 from ..ledger.signatures import SUFFIX, Signature, check_signed, of_run, signatures
 from ..planning import Plan
@@ -42,7 +42,8 @@ def plan_of(
     makes_folder  False for a dry run, which makes no folder that counts runs
     may_start     with resume: True if the run may begin now
 
-    Raises PromiseError for a plan without the signatures that [privacy] signed_by demands.
+    Raises PromiseError for a plan without the signatures that [privacy] signed_by demands, and PlanError for a saved
+    plan on accounts of a registry that is not what this run would be charged for.
     """
     privacy, plan = prepared.config.privacy, _plan_of_run(run_dirs, may_start) if resume else None
     folder = None if privacy.plan_folder is None else config_folder / privacy.plan_folder
@@ -50,7 +51,7 @@ def plan_of(
         given = signatures_of(saved or folder, run_dirs, plan)
         check_signed(given, privacy.signed_by, "The plan of this run" if plan else saved or folder or UNSAVED)
     if saved is not None:
-        return saved_plan(saved)
+        return _checked(saved_plan(saved), saved, prepared, plan)
     if plan is not None:  # its folder has the slots of runs that are still to begin
         return plan if folder is None or not (folder / "plan.json").is_file() else PlanFolder(folder)
     made = prepared.plan()
@@ -60,12 +61,22 @@ def plan_of(
     return counted_plan(made, folder)
 
 
+def _checked(found: Plan | PlanFolder, saved: Path, prepared: Prepared, begun: Plan | None) -> Plan | PlanFolder:
+    """A saved plan; on accounts of a registry, it must be that of the run, begun or not. Raises PlanError."""
+    if prepared.budgets.groups.starts is None or opened(found)[0] == (begun or prepared.plan()):
+        return found
+    raise PlanError(
+        f"{saved} is not the plan that this run would be charged for: who takes part, what they have left, settings or "
+        f"versions changed since it was made. Nothing was charged. {OF_REGISTRY}"
+    )
+
+
 #: In the place of its file, for messages.
 UNSAVED = "This plan, which must be saved (epsilons plan CONFIG -o plan.json) and given by --plan,"
-#: What can be signed of a run that is charged to a registry.
+#: How a plan on what people have left in a registry is signed.
 OF_REGISTRY = (
-    "A plan on the accounts of a registry is made when the run begins, so no one can sign it before. Sign the finished "
-    "run: epsilons sign RUN."
+    "To sign a plan before such a run, make it right before with epsilons plan CONFIG --registry URL -o FILE, and give "
+    "--plan FILE; or sign the finished run."
 )
 
 
@@ -85,7 +96,7 @@ def warn_of_unused(folder: Path, plan: Plan) -> None:
             same = "holds the plan of this run" if plan.digest in given else "holds another plan than this run's"
             advice = (
                 f"A run keeps the signatures of the file that it is trained under: give --plan {saved}."
-                if plan.groups.starts is None
+                if plan.groups.starts is None or plan.digest in given
                 else OF_REGISTRY
             )
             said = f"{saved} is signed, and {same}. {advice} This run keeps none."
@@ -154,9 +165,22 @@ def differences_from_config(plan: Plan, prepared: Prepared) -> str:
 
 def changed_keys(run: RunFolder, config: Mapping[str, Any]) -> list[str]:
     """Keys whose values differ from those of the config that the run began with, as run.json keeps it."""
-    metadata = run.read_settings().get("metadata")
-    began = metadata.get("config") if isinstance(metadata, dict) else None
+    began = last_config({**run.read_settings(), "changes": None})
     return list(_differences(began, config)) if isinstance(began, dict) else []
+
+
+def last_config(settings: Mapping[str, Any]) -> Any:
+    """The config that the last update of a run was made under, as run.json (`settings`) keeps it; None without one."""
+    metadata, changes = settings.get("metadata"), settings.get("changes")
+    return changes[-1]["config"] if changes else metadata.get("config") if isinstance(metadata, dict) else None
+
+
+def note_changes(run: RunFolder, config: Mapping[str, Any], step: int) -> None:
+    """Write into run.json which keys have other values after this step than before it, and the config from there on."""
+    settings = run.read_settings()
+    before = last_config(settings)
+    if isinstance(before, dict) and (keys := list(_differences(before, config))):
+        run.note(changes=[*(settings.get("changes") or []), {"step": step, "keys": keys, "config": config}])
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:

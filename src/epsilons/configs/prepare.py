@@ -255,8 +255,8 @@ _SPLIT_SEED = 0  # the held-out records (or persons) depend on this and on their
 
 
 NEEDS_REGISTRY = (
-    "The config has a section [registry]: its budgets are in a registry, and only epsilons train --registry URL reads "
-    "and charges them (to look first: --dry-run). Nothing was charged. Elsewhere, leave the section out."
+    "The config has a section [registry]: its budgets are in a registry, and only epsilons train and plan "
+    "read them, with --registry URL. Nothing was charged. Elsewhere, leave the section out."
 )
 
 

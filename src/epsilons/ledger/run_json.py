@@ -127,6 +127,13 @@ class Charged(Strict):
     run: str
 
 
+class Change(Strict):
+    """Keys of the config that had other values after a step of a run that continued, than before it."""
+
+    step: Annotated[int, Field(ge=0)]
+    keys: list[str]
+
+
 class RunSettings(Strict):
     """run.json; runs of other versions may lack every key but the schema."""
 
@@ -150,6 +157,7 @@ class RunSettings(Strict):
     subset_records: Annotated[int, Field(ge=1)] | None = None
     registry: Charged | None = None
     lifetimes: list[Lifetime] = []
+    changes: list[Change] = []
 
     @property
     def registry_id(self) -> str | None:

@@ -141,9 +141,14 @@ def before(path: Path) -> tuple[Signature, ...]:
     return of_run(run, Plan.load(run.plan)) if run.settings.is_file() else ()
 
 
+def is_signed(run: Path) -> bool:
+    """True if there is a signature of the run in this folder, whether it fits or not."""
+    return any(run.glob(f"run.*{SUFFIX}"))
+
+
 def warn_of_change(run: Path, file: str) -> None:
     """Warn that a signature of a run will not fit any more, because this file will be written into it."""
-    if any(run.glob(f"run.*{SUFFIX}")):
+    if is_signed(run):
         warnings.warn(
             f"{run} is signed, and {file} will be new in it: its signatures will not fit any more, and reports of it "
             "are refused. Stop here, and work on a copy of the folder; or have the run signed again afterwards.",

@@ -34,7 +34,7 @@ class Report:
 
     @property
     def release(self) -> bool:
-        """True for the version that may be published."""
+        """True for the version that may be published, once the run is closed."""
         return self.content.version == "release"
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,15 +48,16 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write the report as .html or .json, whole or not at all.
 
-        Only the owner may read the internal version (mode 0600).
+        Only the owner may read the internal version, and that for release until the run is closed (mode 0600).
         Raises RunError for another ending, if the file cannot be written, and if it would replace a file that is not a
         report.
         """
         file = Path(path)
         check_replaceable(file)
+        is_public = self.release and not self.content.is_draft
         if file.suffix == ".json":
-            return write_json(file, self.to_dict(), self.release)
-        return write_text(file, self.to_html(), self.release)
+            return write_json(file, self.to_dict(), is_public)
+        return write_text(file, self.to_html(), is_public)
 
     def __repr__(self) -> str:
         return f"Report({'for release' if self.release else 'internal'}, {self.content.status.state})"

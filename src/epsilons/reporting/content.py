@@ -21,6 +21,7 @@ from ..budgets.risk import as_contract
 from ..core import disclosure
 from ..core.files import UNWRITTEN, as_json
 from ..ledger.run_json import About, RunSettings
+from ..ledger.signatures import Signature, fingerprint
 from ..planning import Plan, display, risk_profile
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
@@ -73,6 +74,21 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """A signature: who signed the "plan", "run" or "release" on which day, and whether it fits what is there now.
+
+    key  fingerprint of the key, which is proven; name and role are what its holder wrote. None if the file is damaged
+    """
+
+    of: str
+    name: str | None
+    role: str | None
+    date: str | None
+    key: str | None
+    valid: bool
+
+
+@dataclass(frozen=True)
 class Group:
     """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
 
@@ -117,6 +133,7 @@ class Content:
     left_out    how many were left out for their budgets, by the rule of 20; internal only, None if none
     joined      how people, entries and rows were joined, and the counts; these are internal
     publish     what may be published, and what not
+    signatures  of the plan, the run and its release
     origins     where bounds, categories and classes come from
     audited     the latest audit; None without one
     roster_runs how many runs had the same budgets; internal only
@@ -149,6 +166,7 @@ class Content:
     left_out: str | None = None
     joined: tuple[str, ...]
     publish: tuple[str, ...]
+    signatures: tuple[Signed, ...]
     origins: Origins
     accuracy: Evaluation | None
     balanced: bool
@@ -166,6 +184,11 @@ class Content:
     hashes: Mapping[str, str]
     suppressed: Mapping[str, str]
     config: Mapping[str, Any] | None = None
+
+    @property
+    def is_draft(self) -> bool:
+        """True for the version for release of a run that is not closed: it may not be published yet."""
+        return self.version == "release" and self.status.state == "open"
 
     def to_dict(self) -> dict[str, Any]:
         """The content as JSON values; docs/report.md describes every key."""
@@ -213,6 +236,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         unit=unit,
         joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
         publish=what_to_publish(record, release, stated, audited),
+        signatures=(*map(_signed, record.signed), *map(_signed, record.released)),
         origins=stated,
         audited=audited,
         registry=settings.registry_id,
@@ -229,6 +253,12 @@ def make_content(record: RunRecord, release: bool) -> Content:
         **({} if hidden else _solved(plan, lifetimes.labels(record))),
         **({} if release else _internal(record)),
     )
+
+
+def _signed(one: Signature) -> Signed:
+    name, role, date, key = (one.values.get(what) for what in ("name", "role", "date", "public_key"))
+    of = one.values.get("of", "release")  # a damaged one of plan or run is refused
+    return Signed(of, name, role, date and date[:10], key and fingerprint(key), not one.wrong)
 
 
 def _rows(
@@ -375,6 +405,7 @@ def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[st
         "learning rate": training.lr,
         "momentum": training.momentum,
         "device": training.device,
+        **_changes(settings, release, plan.select is not None),
     }
     if release:
         for name in ("engine", "model", "loss", "optimizer"):
@@ -384,6 +415,17 @@ def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[st
             facts["strategy"] = None
         del facts["device"]
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _changes(settings: RunSettings, release: bool, is_selected: bool) -> dict[str, str]:
+    """From which step on which keys of the config had other values; for release, without names of tiers and columns."""
+    found: dict[str, list[str]] = {}
+    for one in settings.changes:
+        when = "during the run" if release and is_selected else f"after step {one.step:,}"
+        keys = [".".join(key.split(".")[:2]) for key in one.keys] if release else one.keys
+        found.setdefault(f"changed {when}", []).extend(keys)
+    beginning = "here are the values of the beginning"
+    return {name: f"{', '.join(dict.fromkeys(keys))} ({beginning})" for name, keys in found.items()}
 
 
 def _are_numbers(options: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from ..core.files import sha256_of
 from ..errors import RunError
 from ..ledger import signatures
 from ..ledger.account import read
+from ..ledger.model_file import is_release
 from ..ledger.run_folder import SCHEMA, RunFolder, read_metrics
 from ..ledger.run_json import MetricsRow, PlanSlot, RunSettings
 from ..planning import Plan
@@ -42,6 +43,7 @@ class RunRecord:
     key_left    True if the run's secret key still exists
     is_bound    True if the ledger repeats what the guarantee depends on; ledgers of earlier versions do not
     signed      signatures of the run and of its plan, which fit
+    released    signatures of the release in the folder, whether they fit or not
     """
 
     path: Path
@@ -57,6 +59,7 @@ class RunRecord:
     key_left: bool
     is_bound: bool
     signed: tuple[signatures.Signature, ...] = ()
+    released: tuple[signatures.Signature, ...] = ()
 
     @property
     def signers(self) -> dict[str, str]:
@@ -98,7 +101,13 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
         signed=signed,
+        released=_of_release(folder.path / "release"),
     )
+
+
+def _of_release(path: Path) -> tuple[signatures.Signature, ...]:
+    """The signatures of a release; its files are read only if there are any."""
+    return signatures.signatures(path) if any(path.glob(f"*{signatures.SUFFIX}")) and is_release(path) else ()
 
 
 def _check_folder(folder: RunFolder) -> None:

@@ -414,6 +414,10 @@ def _deltas(plan: Plan) -> str:
     return f"{delta:.3g}" + (f": too large, not below 1/{plan.unit}s = {1 / plan.records:.2g}" if is_too_large else "")
 
 
+#: Not that in plan.json, which is of all that the file says.
+DIGEST = "digest of the plan’s numbers, as epsilons sign and verify print it (that in plan.json is of the whole file)"
+
+
 def _facts(plan: Plan) -> dict[str, str]:
     facts = {
         "strategy": strategy(plan),
@@ -424,4 +428,4 @@ def _facts(plan: Plan) -> dict[str, str]:
         "expected batch": f"{plan.batch_size:,.6g} {plan.unit}s",
         "made by": f"epsilons {__version__}",
     }
-    return facts if has_small_cells(plan.groups) else facts | {"digest of the plan": plan.digest}
+    return facts if has_small_cells(plan.groups) else facts | {DIGEST: plan.digest}

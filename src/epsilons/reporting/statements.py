@@ -295,11 +295,13 @@ FOLDER = (
 
 def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited | None) -> tuple[str, ...]:
     """What may be published, and what not."""
-    page = (
-        "This version of the report may be published."
-        if release
-        else "This version of the report may not be published. Its version for release may be."
-    )
+    if not release:
+        closed = "may be" if record.made is not None else "is a draft until the run is closed"
+        page = f"This version of the report may not be published. Its version for release {closed}."
+    elif record.made is not None:
+        page = "This version of the report may be published."
+    else:
+        page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
     return page, model(record, origins, audited), FOLDER
 
 
