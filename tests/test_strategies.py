@@ -534,6 +534,7 @@ def by_quadrature(row: SampledGaussian, delta: float) -> float:
 
 
 @pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", share(range(1000), 4))
 def test_no_group_of_a_random_roster_is_over_its_budget_by_dp_accounting(seed):
     budgets, recipe, strategy, accountant = roster(seed)

@@ -172,7 +172,8 @@ def _places(nodes: FloatArray, losses: FloatArray) -> tuple[IntArray, IntArray, 
     order = np.argsort(nodes)
     above = np.clip(np.searchsorted(nodes[order], losses, side="left"), 1, len(nodes) - 1)
     safe, unsafe = order[above - 1], order[above]
-    chance = (losses - nodes[safe]) / (nodes[unsafe] - nodes[safe])
+    with np.errstate(invalid="ignore"):  # one node, or two that lose alike: NaN, which `epsilons` hands on
+        chance = (losses - nodes[safe]) / (nodes[unsafe] - nodes[safe])
     return safe, unsafe, np.clip(chance + 1e-9, 0.0, 1.0)  # 1e-9 covers the rounding of both differences
 
 
