@@ -67,9 +67,10 @@ PAGES: dict[str, tuple[str, tuple[str | Part, ...]]] = {
     "results-per-class": ("Budgets per class", ("per_class", "per_class_cnn", "per_class_mnist", "class_balance")),
     "results-baselines": ("Other baselines", ("pate", "baselines", "alternatives")),
     "results-runtime": ("Seconds", ("runtime_planning", "runtime_training")),
+    "results-protocol": ("Tuned alike", (protocol_page.page, "momentum")),
     "results-beyond": (
         "Beyond the paper",
-        (protocol_page.page, "momentum", "pld", "conventions", "features", "fashion_mnist", "visits", banded_page.page),
+        ("pld", "conventions", "features", "fashion_mnist", "visits", banded_page.page),
     ),
 }
 

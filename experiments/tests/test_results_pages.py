@@ -103,7 +103,7 @@ def test_how_much_of_the_gain_on_mnist_is_momentum():
     words = f"{span('a')} points are left in setup A and {span('b')} in B"
     assert len(seeds) == 3
     assert all(left[name][0] / before[name] <= 0.5 for name in METHODS)
-    assert_page_says("docs/results-beyond.md", f"{words} (three seeds, 95 % intervals")
+    assert_page_says("docs/results-protocol.md", f"{words} (three seeds, 95 % intervals")
 
 
 def test_what_is_left_of_the_gain_on_mnist_when_all_methods_are_tuned():
