@@ -1231,13 +1231,15 @@ def test_a_model_card_has_what_is_stated_about_the_run_and_leaves_the_rest_to_it
 
 
 def test_an_approver_whose_name_is_in_a_signature_is_not_called_unsigned(tmp_path, two):
-    path = make_run(tmp_path / "run", two, metadata={"about": {"approvers": ["Board", "A. Meyer"]}})
+    names = ["Board, A. Meyer", "A. Meyer", "A. Meyer, privacy officer"]
+    path = make_run(tmp_path / "run", two, metadata={"about": {"approvers": names}})
     signatures.new_key(tmp_path / "key.pem")
     signatures.sign(path, tmp_path / "key.pem", "A. Meyer", "officer")
     for values in both(path):
-        unsigned, signed = values["about"]["approvers"]
-        assert unsigned == "Board (named in the config, not signed)"
-        assert signed == "A. Meyer (a signature of the run has this name; it proves the key, and not the name)"
+        unsigned, *signed = values["about"]["approvers"]
+        assert unsigned == "Board, A. Meyer (named in the config, not signed)"
+        words = "a signature of the run has this name; it proves the key, and not the name"
+        assert signed == [f"{name} ({words})" for name in names[1:]]
 
 
 @pytest.mark.parametrize(

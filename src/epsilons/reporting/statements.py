@@ -62,7 +62,7 @@ def about_of(values: Any) -> About | None:
 
 
 def approved(about: About | None, signers: Mapping[str, str] | None) -> About | None:
-    """The same, with what is known of each approver: a name in the config is no proof.
+    """The same, with what is known of each approver: a name in the config, "NAME" or "NAME, ROLE", is no proof.
 
     signers  name in a signature -> what was signed; None where no signature was read
     """
@@ -71,7 +71,10 @@ def approved(about: About | None, signers: Mapping[str, str] | None) -> About | 
         name: f"a signature of the {of} has this name; it proves the key, and not the name"
         for name, of in (signers or {}).items()
     }
-    named = [f"{one} ({signed.get(one, unsigned)})" for one in (about.approvers if about else ())]
+    named = [
+        f"{one} ({signed.get(one) or signed.get(one.split(',')[0].strip(), unsigned)})"
+        for one in (about.approvers if about else ())
+    ]
     return about and about.model_copy(update={"approvers": named})
 
 
