@@ -1230,14 +1230,23 @@ def test_a_model_card_has_what_is_stated_about_the_run_and_leaves_the_rest_to_it
         assert re.search(rf"\| {one} \|.* \| at most {row.right_guesses} \|", cards[1])
 
 
+def test_a_release_says_what_two_of_them_show_together_where_people_chose_their_tiers(tmp_path, two):
+    word = "Beside a report on nearly the same people"
+    for simulated in (False, True):
+        path = make_run(tmp_path / f"run{simulated}", two, metadata={"simulated": simulated})
+        internal, release = both(path)
+        assert (word in release["publish"][0]) == (not simulated)
+        assert word not in internal["publish"][0]
+
+
 def test_an_approver_whose_name_is_in_a_signature_is_not_called_unsigned(tmp_path, two):
-    names = ["Board, A. Meyer", "A. Meyer", "A. Meyer, privacy officer"]
+    names = ["A. Meyer, Anna", "A. Meyer", "A. Meyer, officer"]
     path = make_run(tmp_path / "run", two, metadata={"about": {"approvers": names}})
     signatures.new_key(tmp_path / "key.pem")
     signatures.sign(path, tmp_path / "key.pem", "A. Meyer", "officer")
     for values in both(path):
         unsigned, *signed = values["about"]["approvers"]
-        assert unsigned == "Board, A. Meyer (named in the config, not signed)"
+        assert unsigned == "A. Meyer, Anna (named in the config, not signed)"
         words = "a signature of the run has this name; it proves the key, and not the name"
         assert signed == [f"{name} ({words})" for name in names[1:]]
 

@@ -86,8 +86,8 @@ def plan_command(
     """Show what each tier of budgets gives and gets, before any training. Needs no torch.
 
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
-    Under a registry it is the plan on what people have left now, and charges nothing. Saved and signed, it is for
-    epsilons train --plan, which refuses it once that has changed.
+    Under a registry it is the plan on what people have left now: torch and all data are read, and nothing is charged.
+    Saved and signed, it is for epsilons train --plan, which refuses it once what is left has changed.
     """
     names, folder = [recipe.strategy or "", *(flags.compare or [])], Path() if config is None else config.parent
     plan_inputs.check_trusted(names, folder, flags.trust)

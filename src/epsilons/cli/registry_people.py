@@ -94,7 +94,7 @@ def import_wishes(
             f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. No "
             "budget was written. To change their budgets: --change. What they spent stays spent."
         )
-    if len(raised) and not yes:  # 30 for 3 is a slip that nobody would see
+    if len(raised) and not yes:  # such as 30, typed for 3
         raise RegistryRefusedError(
             f"{at_least(len(raised)).capitalize()} people of this list would have more than {FACTOR} times the epsilon "
             "that they had. No budget was written. If that is what they chose: --yes."

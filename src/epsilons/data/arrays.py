@@ -39,8 +39,6 @@ class Encoded:
 
     def __getitem__(self, records: slice | npt.NDArray[np.integer[Any]]) -> Encoded:
         """These records, in this order."""
-        if self.rows is None and not isinstance(records, slice):
-            return self.at(records.astype(np.int32))
         return self.at(self.places[records])
 
     @property

@@ -63,10 +63,11 @@ class RunRecord:
 
     @property
     def signers(self) -> dict[str, str]:
-        """Names in the signatures, as the holders of the keys wrote them -> what they signed: "plan", "run" or both."""
+        """Each "NAME" and "NAME, ROLE" in the signatures, by the holder of the key -> "plan", "run" or both."""
         found: dict[str, set[str]] = {}
         for one in self.signed:
-            found.setdefault(one.values["name"], set()).add(one.values["of"])
+            for name in (one.values["name"], f"{one.values['name']}, {one.values['role']}"):
+                found.setdefault(name, set()).add(one.values["of"])
         return {name: " and the ".join(sorted(of)) for name, of in found.items()}
 
 

@@ -62,19 +62,16 @@ def about_of(values: Any) -> About | None:
 
 
 def approved(about: About | None, signers: Mapping[str, str] | None) -> About | None:
-    """The same, with what is known of each approver: a name in the config, "NAME" or "NAME, ROLE", is no proof.
+    """The same, with what is known of each approver: a name in the config is no proof.
 
-    signers  name in a signature -> what was signed; None where no signature was read
+    signers  "NAME" or "NAME, ROLE" of a signature -> what was signed; None where no signature was read
     """
     unsigned = "named in the config" + (", not signed" if signers is not None else "; signatures are not read here")
     signed = {
         name: f"a signature of the {of} has this name; it proves the key, and not the name"
         for name, of in (signers or {}).items()
     }
-    named = [
-        f"{one} ({signed.get(one) or signed.get(one.split(',')[0].strip(), unsigned)})"
-        for one in (about.approvers if about else ())
-    ]
+    named = [f"{one} ({signed.get(one, unsigned)})" for one in (about.approvers if about else ())]
     return about and about.model_copy(update={"approvers": named})
 
 
@@ -296,6 +293,13 @@ FOLDER = (
 )
 
 
+#: Sizes of tiers are public in the guarantee, but two lists are not.
+NEIGHBOURS = (
+    " It states how many hold each budget. Beside a report on nearly the same people, that would show what the person "
+    "chose who joined or left in between: publish one of the two."
+)
+
+
 def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited | None) -> tuple[str, ...]:
     """What may be published, and what not."""
     if not release:
@@ -303,6 +307,8 @@ def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited
         page = f"This version of the report may not be published. Its version for release {closed}."
     elif record.made is not None:
         page = "This version of the report may be published."
+        if record.settings.registry_id is None and not record.settings.metadata.simulated:
+            page += NEIGHBOURS
     else:
         page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
     return page, model(record, origins, audited), FOLDER
