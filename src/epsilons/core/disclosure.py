@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from .mechanism import Groups, IntArray, Unit
+from .mechanism import FloatArray, Groups, IntArray, Unit
 
 #: A group of fewer records than this is a small cell.
 SMALLEST_SHOWN = 20
@@ -29,6 +29,9 @@ SMALLEST_SHOWN = 20
 #: More rows than this are merged into about MERGED_ROWS, also in internal reports.
 MOST_ROWS = 50
 MERGED_ROWS = 25
+
+#: Of a row that is made from no group of a plan.
+_NO_GROUP = slice(0, 0)
 
 PLAN_SUPPRESSED = (
     "Suppressed: exact epsilon_spent, rates, clip norms and noise. Fewer than 20 records hold some of these budgets, "
@@ -52,7 +55,7 @@ PRIVATE_SUPPRESSED = (
     "not cover it."
 )
 SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
-LIFETIME_SUPPRESSED = (
+CHOSEN_SUPPRESSED = (
     "Suppressed in this version. Two reports on nearly the same people would show by their difference what the person "
     "chose who withdrew, joined or changed between them. So nothing in it depends on how many people are in a tier, or "
     "on what they used."
@@ -150,6 +153,35 @@ def _tiers_within(groups: Groups, row: DisplayRow, tiers: Mapping[str, float] | 
     low, high = row.at_least or 0.0, row.at_most or math.inf
     held = sorted({epsilon for epsilon in (tiers or {}).values() if above < epsilon < below and low <= epsilon <= high})
     return tuple((str(tier_of(tiers, epsilon)), epsilon) for epsilon in held)
+
+
+def declared_rows(
+    epsilons: npt.ArrayLike, deltas: FloatArray, counts: IntArray, tiers: Mapping[str, float]
+) -> tuple[DisplayRow, ...]:
+    """Rows for release of what people chose: the declared tiers, held or not, each with the delta of most people.
+
+    They do not depend on how many people hold a tier. Otherwise two releases on nearly the same people would show by
+    their difference what the person chose who withdrew, joined or changed between them, however much is merged in each.
+    One row without a promise is returned if no more than half of the people hold a declared tier. Without tiers, the
+    epsilon that more than 19 of 20 hold is shown like one.
+
+    epsilons, deltas, counts  (groups,) of the people
+    tiers                     {name: epsilon}
+    """
+    held = np.asarray(epsilons)
+    delta, levels = _commonest(deltas, counts), sorted(set(tiers.values())) or [_commonest(held, counts)]
+    known = int(counts[np.isin(held, levels) & (deltas == delta)].sum())
+    if known <= (0.5 if tiers else 0.95) * int(counts.sum()):
+        return (DisplayRow("all", None, None, None, None, None, None, _NO_GROUP),)
+    return tuple(
+        DisplayRow(f"{level:.5g}", tier_of(tiers, level), level, level, level, delta, None, _NO_GROUP)
+        for level in levels
+    )
+
+
+def _commonest(values: npt.ArrayLike, counts: IntArray) -> float:
+    found, which = np.unique(values, return_inverse=True)
+    return float(found[np.bincount(which.reshape(-1), counts).argmax()])
 
 
 def shown_delta(groups: Groups) -> float | None:

@@ -205,8 +205,18 @@ def limits_of(plan: PlanNumbers, group: int, is_suppressed: bool = False) -> tup
     """The limits of one group; () for budgets that are not by risk. is_suppressed: leave out what is certified"""
     if plan.groups.limits is None:
         return ()
-    advantage, rate, power = plan.groups.limits[group].tolist()
-    reached, found = (None, None) if is_suppressed else plan.certified_limits[group].tolist()
+    reached = () if is_suppressed else plan.certified_limits[group].tolist()
+    return declared_limits(*plan.groups.limits[group].tolist(), *reached)
+
+
+def declared_limits(
+    advantage: float = math.inf,
+    rate: float = 0.0,
+    power: float = math.inf,
+    reached: float | None = None,
+    found: float | None = None,
+) -> tuple[Limit, ...]:
+    """A row of `Groups.limits`, and the advantage and the true-positive rate that are certified, as far as declared."""
     odds = Limit("right of 100", None, 50 * (1 + advantage), None if reached is None else 50 * (1 + reached))
     return tuple(one for one in (odds, Limit("TPR", rate, power, found)) if math.isfinite(one.declared))
 

@@ -99,18 +99,21 @@ def of_rows(plan: PlanNumbers, rows: Sequence[DisplayRow], suppressed: bool) -> 
                 own promise counts, and a merged row has None. A merged row is otherwise bounded by its promises.
     """
     if suppressed:
-        return tuple(_promised(plan, row) for row in rows)
+        return tuple(of_promise(row, plan.groups.declared) for row in rows)
     alone = [row.groups.start for row in rows if not row.merged]
     exact = dict(zip(alone, right_guesses(plan, alone).tolist(), strict=True))
     promised = [right_of_promise(*one) for one in zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True)]
     return tuple(max(promised[row.groups]) if row.merged else exact[row.groups.start] for row in rows)
 
 
-def _promised(plan: PlanNumbers, row: DisplayRow) -> int | None:
-    """At most so many of 100, by the row's own promise: (epsilon, delta), and the advantage that its tier declares."""
+def of_promise(row: DisplayRow, declared: Mapping[float, Sequence[float]]) -> int | None:
+    """At most so many of 100, by the row's own promise: (epsilon, delta), and the advantage that its tier declares.
+
+    declared  {epsilon: limits}, as in `Groups`
+    """
     if row.epsilon is None or row.delta is None:
         return None
-    return right_of_tier(row.epsilon, row.delta, plan.groups.declared)
+    return right_of_tier(row.epsilon, row.delta, declared)
 
 
 def right_of_tier(epsilon: float, delta: float, declared: Mapping[float, Sequence[float]]) -> int:
@@ -294,7 +297,7 @@ def risk_table(plan: Plan, risks: Sequence[GroupRisk]) -> Table:
     headers = [promised(plan), f"{plan.unit}s", "right guesses in 100"]
     headers[-1] += " by the promise" if has_small_cells(plan.groups) else " under the plan"
     if has_small_cells(plan.groups):
-        rows = [(first_cells(row), _promised(plan, row)) for row in small_cell_rows(plan)]
+        rows = [(first_cells(row), of_promise(row, plan.groups.declared)) for row in small_cell_rows(plan)]
         return headers, [[*cells, "merged" if right is None else f"≤ {right}"] for cells, right in rows]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]

@@ -148,7 +148,9 @@ def _values(known: Mapping[str, Any], key: str, several: bool) -> Iterator[Any]:
 def _row(group: Group, content: Content) -> str:
     """A row of the report's first table, in words."""
     unit, few = content.unit.unit, f"fewer than {SMALLEST_SHOWN}"
-    count = None if content.registry else f"{few if group.records is None else f'{group.records:,}'} {unit}s"
+    count = (
+        None if "records" in content.suppressed else f"{few if group.records is None else f'{group.records:,}'} {unit}s"
+    )
     spent = None
     if group.epsilon_spent is not None and group.epsilon is not None:
         spent = f"certified for the whole plan: {display.rounded_spend(group.epsilon_spent, group.epsilon)}"

@@ -1,6 +1,8 @@
 """The content of a report, as values. The HTML page and the JSON show the same content.
 
-The version for release is made from fewer inputs; it is not censored afterwards. If a budget is shared by fewer than 20
+The version for release is made from fewer inputs; it is not censored afterwards. Where people chose their budgets, it
+shows the tiers as they were declared, and nothing that depends on how many people hold which. Where nobody chose, since
+the budgets are simulated or their shares declared, it shows the plan. If then a budget is shared by fewer than 20
 records, nothing is included that was computed from all budgets together: rates and clip norms average to the recipe's,
 so missing ones could be computed from the others. What remains depends on the suppressed budgets only through the
 rows (`disclosure`).
@@ -38,6 +40,7 @@ SCHEMA = 2
 #: Names of models, losses, optimizers and versions that may be released; anything else might be a path or a note.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,39}")
 _SOLVED = ("epsilon_spent", "curve", "phases")  # what depends on all budgets together
+_OF_ALL = (*_SOLVED, "records", "accuracy_per_group")  # and what depends on how many hold which
 #: Fields of a row that are shown: by name, so that a new one is not published by accident.
 _OF_ROW = ("label", "tier", "epsilon", "at_least", "at_most", "delta", "records", "merged")
 _VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting")  # the last in older runs only
@@ -206,7 +209,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), population.unit_of(plan, settings)
     audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
-    accuracy, suppressed = last_evaluation(record, shown, release)
+    accuracy, suppressed = last_evaluation(record, () if "records" in hidden else shown, release)
     suppressed |= hidden
     if release:
         suppressed["hashes"] = disclosure.HASHES_SUPPRESSED
@@ -234,7 +237,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
-        joined=population.joined(settings.metadata.consent, release, settings.registry_id is not None),
+        joined=population.joined(settings.metadata.consent, release),
         publish=what_to_publish(record, release, stated, audited),
         signatures=(*map(_signed, record.signed), *map(_signed, record.released)),
         origins=stated,
@@ -245,7 +248,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         accuracy=accuracy,
         balanced=settings.training.balance is not None,
         guarantee=promised if release else settings.guarantee or promised,
-        not_covered=sentences.not_covered(plan, is_private, is_seeded, bool(hidden), stated.read_off),
+        not_covered=sentences.not_covered(plan, is_private, is_seeded, hidden, stated.read_off),
         made_with=_made_with(record, release, bool(hidden)),
         versions=_versions(settings.versions, release),
         hashes=_hashes(record, release),
@@ -266,10 +269,12 @@ def _rows(
 ) -> tuple[tuple[disclosure.DisplayRow, ...], tuple[Group, ...], dict[str, str]]:
     """The rows, what the report says of them, and why it leaves out what was solved from all budgets together."""
     plan = record.plan
+    if release and is_chosen(record):
+        rows, declared = zip(*declared_tiers(record), strict=True)
+        return rows, declared, dict.fromkeys(_OF_ALL, disclosure.CHOSEN_SUPPRESSED)
     if record.settings.registry_id is not None:
         tiers = lifetimes.tiers_of(record, release)
-        hidden = dict.fromkeys((*_SOLVED, "used"), disclosure.LIFETIME_SUPPRESSED) if release else {}
-        return tuple(row for row, _ in tiers), tuple(_of_tier(*one) for one in tiers), hidden
+        return tuple(row for row, _ in tiers), tuple(_of_lifetime(*one) for one in tiers), {}
     shown = disclosure.display_rows(plan.groups, record.settings.metadata.tiers, release)
     is_suppressed = release and disclosure.has_small_cells(plan.groups)
     why = disclosure.of_unit(disclosure.SOLVED_SUPPRESSED, plan.unit)
@@ -324,11 +329,31 @@ def _runs(settings: RunSettings) -> Runs | None:
     return Runs(slot.number, slot.of, records)
 
 
-def _of_tier(row: disclosure.DisplayRow, lifetime: lifetimes.Lifetime) -> Group:
-    """A row of lifetime budgets."""
-    values = {name: getattr(row, name) for name in _OF_ROW}
-    right = lifetime.right_guesses
-    return Group(**values, epsilon_spent=None, charged=None, right_guesses=right, limits=(), lifetime=lifetime)
+def is_chosen(record: RunRecord) -> bool:
+    """Whether people chose their budgets, so that a release must not show how many chose which."""
+    is_public = record.plan.adjacency == SHARES or record.settings.metadata.simulated
+    return record.settings.registry_id is not None or not is_public
+
+
+def declared_tiers(record: RunRecord) -> list[tuple[disclosure.DisplayRow, Group]]:
+    """The tiers as they were declared: the same, whatever people chose (`disclosure.declared_rows`)."""
+    if record.settings.registry_id is not None:
+        return [(row, _of_lifetime(row, lifetime)) for row, lifetime in lifetimes.tiers_of(record, True)]
+    plan, limits = record.plan, stated_limits(record)
+    rows = disclosure.declared_rows(plan.epsilons, plan.delta, plan.counts, record.settings.metadata.tiers or {})
+    values = ((risk_profile.of_promise(row, limits), limits.get(row.epsilon or 0.0, ())) for row in rows)
+    return [
+        (row, _without_spend(row, right_guesses=right, limits=display.declared_limits(*limit)))
+        for row, (right, limit) in zip(rows, values, strict=True)
+    ]
+
+
+def _of_lifetime(row: disclosure.DisplayRow, lifetime: lifetimes.Lifetime) -> Group:
+    return _without_spend(row, right_guesses=lifetime.right_guesses, limits=(), lifetime=lifetime)
+
+
+def _without_spend(row: disclosure.DisplayRow, **values: Any) -> Group:
+    return Group(**{name: getattr(row, name) for name in _OF_ROW}, epsilon_spent=None, charged=None, **values)
 
 
 def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:

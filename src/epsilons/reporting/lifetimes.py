@@ -3,9 +3,7 @@
 The groups of such a plan are levels, which are no promises: people of one tier who were in different runs are in
 different groups. Here they share a row, and each of its odds is the largest of any of them.
 
-The version for release shows the tiers as they were declared. Nothing in it depends on how many people are in a tier,
-or on what they used: where it did, the reports of two runs on nearly the same people would differ by what the one
-person chose who withdrew, joined or changed between them, however much is merged in each.
+The version for release shows the tiers as they were declared (`disclosure.declared_rows`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import numpy as np
 
 from ..accounting.filter import ORDERS, offsets, sums
 from ..accounting.profile import Profile
-from ..core.disclosure import DisplayRow, display_rows, tier_of
+from ..core.disclosure import DisplayRow, declared_rows, display_rows
 from ..core.mechanism import FloatArray, Groups
 from ..planning import risk_profile
 from .load_run import RunRecord
@@ -46,8 +44,7 @@ class Lifetime:
 def tiers_of(record: RunRecord, release: bool) -> tuple[tuple[DisplayRow, Lifetime], ...]:
     """Rows of people with one lifetime budget, strictest first, whose `groups` are none of the plan's.
 
-    One row without a promise if the run does not say what the lifetime budgets are, or, for release, if no more than
-    half of the people hold a budget that the run declared as a tier.
+    One row without a promise if the run does not say what the lifetime budgets are.
     """
     rows: list[tuple[DisplayRow, Lifetime]] = []
     if record.settings.lifetimes:
@@ -95,17 +92,11 @@ def _held(record: RunRecord, names: Mapping[str, float]) -> list[tuple[DisplayRo
 
 
 def _declared(record: RunRecord, names: Mapping[str, float]) -> list[tuple[DisplayRow, Lifetime]]:
-    """The declared tiers, with the delta of most people: no single person decides what is shown."""
+    """The declared tiers, for release."""
     plan, epsilons = record.plan, [epsilon for epsilon, _ in record.settings.lifetimes]
-    deltas, which = np.unique(plan.delta, return_inverse=True)
-    delta = float(deltas[np.bincount(which.reshape(-1), plan.counts).argmax()])
-    held = np.isin(epsilons, list(names.values())) & (plan.delta == delta)
-    if 2 * plan.counts[held].sum() <= plan.records:
-        return []
-    return [
-        (
-            DisplayRow(f"{epsilon:.5g}", tier_of(names, epsilon), epsilon, epsilon, epsilon, delta, None, _NONE),
-            Lifetime(risk_profile.right_over_lifetime(epsilon, delta)),
-        )
-        for epsilon in sorted(set(names.values()))
-    ]
+    rows = declared_rows(epsilons, plan.delta, plan.counts, names)
+    return [(row, Lifetime(_right(row.epsilon, row.delta))) for row in rows]
+
+
+def _right(epsilon: float | None, delta: float | None) -> int | None:
+    return None if epsilon is None or delta is None else risk_profile.right_over_lifetime(epsilon, delta)

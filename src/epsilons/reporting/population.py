@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, at_least
+from ..core.disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow
 from ..ledger import plan_folder
 from ..ledger.run_json import EvalData, MetricsRow, RunSettings
 from ..planning import Plan
@@ -198,33 +197,19 @@ def left_out(words: object) -> str | None:
     return words if isinstance(words, str) and words.strip() else None
 
 
-#: The months in which people withdrew, as `consent` words them.
-_MONTHS = re.compile(r"withdrew \d{4}-\d\d to \d{4}-\d\d")
-
-
-def joined(consent: Any, release: bool, charged: bool = False) -> tuple[str, ...]:
+def joined(consent: Any, release: bool) -> tuple[str, ...]:
     """How people, entries and rows were joined, as the run recorded it.
 
-    A version for release names no file, rounds counts down, and holds none of people who were tested on. Of a run that
-    is charged to a registry it holds none at all: two of them would tell why a person left.
+    A version for release has no counts: two of them would tell why a person left.
     """
     if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
         return ()
     how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
     day = f" Entries of consent count as of {consent['as_of']}." if consent.get("as_of") else ""
-    names = ("table", "tested") if not release else () if charged else ("table",)
-    tables = map(consent.get, names)
+    tables = [] if release else map(consent.get, ("table", "tested"))
     rows = [row for table in tables if isinstance(table, list) for row in table if {"file", "what", "count"} <= {*row}]
-    if release:  # the first and the last month may be one person's; "withdrawn by" counts the same people
-        rows = [row for row in rows if not _MONTHS.fullmatch(row["what"])]
-    return (f"Ids of persons were compared {how}.{day}", *(_row(row, release) for row in rows))
-
-
-def _row(row: Mapping[str, Any], release: bool) -> str:
-    """A count of people who take part or do not."""
-    digits = str(row["count"]).replace(",", "")
-    count = at_least(int(digits)) if release and digits.isdecimal() else row["count"]
-    return f"{'People' if release else row['file']}: {row['what']}: {count}"
+    counts = (f"{row['file']}: {row['what']}: {row['count']}" for row in rows)
+    return (f"Ids of persons were compared {how}.{day}", *counts)
 
 
 def withdrawal(plan: Plan, unit: Unit, registry: str | None = None, config: Any = None) -> tuple[str, ...]:
@@ -423,8 +408,11 @@ def last_evaluation(
 def _by_group(
     last: MetricsRow, rows: Sequence[DisplayRow], charged: bool
 ) -> tuple[tuple[Accuracy, ...], tuple[tuple[Accuracy, ...], ...], dict[str, str]]:
-    """Groups, cells, and why they are not shown: those of a run that is charged to a registry are no rows."""
-    if charged or not last.per_group:
+    """Groups, cells, and why they are not shown: those of a run that is charged to a registry are no rows.
+
+    rows  none where it must not be shown which groups there are
+    """
+    if charged or not (rows and last.per_group):
         return (), (), {"accuracy_per_group": _OF_LEVELS} if charged else {}
     return _groups(last.per_group, rows), tuple(_groups(of_class, rows) for of_class in last.per_class_group or ()), {}
 

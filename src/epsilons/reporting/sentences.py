@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ..core.disclosure import SMALLEST_SHOWN, DisplayRow, of_unit
 from ..core.mechanism import Unit
@@ -40,37 +40,30 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
     subset    how many of them this run trained on, if not all
     registry  id of the registry that the run is charged to; the budgets are then for lifetimes
     """
-    if registry is not None:
-        return _lifetime_promise(plan, rows)
-    merged = any(row.merged for row in rows)
-    records = [row.records for row in rows if row.records is not None]
-    count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
-    if subset is not None:
-        count = f"{subset:,} of {count}"
-    size = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
-    first = (
-        f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn about that one record from "
-        "everything that the training released. A smaller ε protects more."
-    )
-    if merged or len(rows) > MOST_LISTED:
-        listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
-        return of_unit(listing, plan.unit)
-    return of_unit(f"{first} Of these records, {_promises(rows)}.", plan.unit)
-
-
-def _lifetime_promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
-    """The lifetime budgets of the people of a run that is charged to a registry."""
     size = f"{plan.records:,}" if plan.records >= SMALLEST_SHOWN else f"fewer than {SMALLEST_SHOWN}"
+    count = f"{size if subset is None else f'{subset:,} of {size}'} records"
+    trained = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
+    whose, released = ("", "everything that the training released")
+    if registry is not None:
+        whose, released = " for their lifetime", "everything that is ever charged for them"
     first = (
-        f"This model was trained on {size} persons. Each person has one privacy budget ε for their lifetime: a limit "
-        "on how much anyone can learn about that one person from everything that is ever charged for them. A smaller ε "
-        "protects more."
+        f"{trained}. Each record has {'a' if registry is None else 'one'} privacy budget ε{whose}: a limit on how much "
+        f"anyone can learn about that one record from {released}. A smaller ε protects more."
     )
-    if any(row.merged for row in rows) or len(rows) > MOST_LISTED:
-        return first
+    return of_unit(f"{first}{_budgets(rows, registry is not None)}", plan.unit)
+
+
+def _budgets(rows: Sequence[DisplayRow], lifelong: bool) -> str:
+    """The budgets of a few rows, to be put after what a budget is."""
+    if all(row.epsilon is None and row.at_most is None and row.records is None for row in rows):
+        return ""
+    merged = any(row.merged for row in rows)
+    if merged or len(rows) > MOST_LISTED:
+        return f" The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
     if any(row.records is None for row in rows):
-        return f"{first} The tiers are {_promises(rows, 'ε')}. A person may have stated another budget."
-    return f"{first} Of these persons, {_promises(rows)}."
+        what = "The tiers are" if any(row.tier for row in rows) else "The promise is"
+        return f" {what} {_promises(rows, 'ε')}. A record may have another budget, which is not shown."
+    return f" Of these records, {_promises(rows)}."
 
 
 def _promises(rows: Sequence[DisplayRow], what: str = "were promised ε") -> str:
@@ -191,9 +184,13 @@ def resumed(epochs: int) -> str:
 
 
 def not_covered(
-    plan: Plan, private_metrics: bool, is_seeded: bool, is_suppressed: bool, read_off: str | None = None
+    plan: Plan, private_metrics: bool, is_seeded: bool, hidden: Container[str] = (), read_off: str | None = None
 ) -> tuple[str, ...]:
-    """What the guarantee does not cover, one point each; read_off: what preprocessing took from the data."""
+    """What the guarantee does not cover, one point each.
+
+    hidden    sections that a report for release leaves out because of the budgets
+    read_off  what preprocessing took from the data
+    """
     public = (
         "The declared shares of the budgets, the declared number of records and the recipe: they count as public. They "
         "were declared as not derived from these data."
@@ -202,13 +199,15 @@ def not_covered(
         "public. So it is not hidden that a record is on the list. Whether their data were used is not hidden either, "
         "but bounded: the odds say how often a guess about it is right at most."
     )
-    if is_suppressed:
+    if "records" in hidden:
+        public += (
+            " They are public for the guarantee; this report nevertheless does not show how many records hold which "
+            "budget."
+        )
+    elif "epsilon_spent" in hidden:
         public += (
             " They are public for the guarantee; this report nevertheless shows neither the budgets that fewer than 20 "
             "records share nor how many records hold them."
-            if plan.groups.starts is None
-            else " They are public for the guarantee; this report nevertheless does not show how many "
-            "records hold which budget."
         )
     if plan.runs > 1:
         public += " So does the choice of each run's records, which must not be made by looking at data."

@@ -17,11 +17,10 @@ from ..accounting import Accountant
 from ..core.files import write_text
 from ..errors import RunError
 from ..ledger.run_folder import now
-from ..planning import risk_profile
 from ..planning.plan_numbers import SHARES
-from .content import Content, make_content, stated_limits
+from .content import Content, declared_tiers, make_content
 from .html import check_marked, sheet_page
-from .load_run import RunRecord, load_run
+from .load_run import load_run
 
 LANGUAGES = Path(__file__).parent / "languages"
 SECTIONS = ("chosen", "odds", "done", "withdraw", "stays", "signed")
@@ -37,14 +36,14 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     """
     record = load_run(path, accountant)
     content, tiers = make_content(record, release=True), record.settings.metadata.tiers or {}
-    lifetimes = {group.epsilon: group.right_guesses for group in content.groups} if content.registry else None
-    if reasons := _reasons(content, tiers, len(set(record.plan.delta.tolist())), lifetimes):
+    promised = {group.epsilon: group.right_guesses for _, group in declared_tiers(record)}
+    if reasons := _reasons(content, tiers, promised, len(set(record.plan.delta.tolist()))):
         raise RunError(f"{path} has no sheets for people: {'; '.join(reasons)}.")
     pages = {}
     for number, (tier, epsilon) in enumerate(tiers.items(), start=1):
         name = re.sub(r"\W+", "-", tier).strip("-").lower()[:40] or "tier"
-        right = _right(record, epsilon) if lifetimes is None else lifetimes[epsilon]
-        values = {"tier": " ".join(tier.replace("_", " ").split()) or tier, "right": right, "today": now()[:10]}
+        name_of = " ".join(tier.replace("_", " ").split()) or tier
+        values = {"tier": name_of, "right": promised[epsilon], "today": now()[:10]}
         for file in sorted(LANGUAGES.glob("*.toml")):
             pages[folder / f"{number}-{name}.{file.stem}.html"] = _page(file, content, values)
     for target in pages:
@@ -53,14 +52,16 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
 
 
 def _reasons(
-    content: Content, tiers: Mapping[str, float], deltas: int, lifetimes: Mapping[float | None, int | None] | None
+    content: Content, tiers: Mapping[str, float], promised: Mapping[float | None, int | None], deltas: int
 ) -> list[str]:
-    """lifetimes: {epsilon: right guesses} that a report for release shows, of a run that is charged to a registry"""
-    stated, audited = content.origins, content.audited
+    """promised: {epsilon: right guesses} of the tiers as they were declared; deltas: how many there are"""
+    stated, audited, charged = content.origins, content.audited, content.registry is not None
+    held = {*tiers.values()} <= {*promised}
     found = {
         "it states no tiers ([budgets] tiers)": not tiers,
-        "its people have several deltas, so no tier promises one": deltas > 1 and lifetimes is None,
-        "its tiers are not those of the registry": lifetimes is not None and not {*tiers.values()} <= {*lifetimes},
+        "its people have several deltas, so no tier promises one": deltas > 1 and not charged,
+        "its tiers are not those of the registry": charged and not held,
+        "its tiers are not those that most of its people hold": tiers and not (charged or held),
         "its tiers are simulated, so nobody chose them": content.simulated,
         "its budgets are of rows, and a person may have several (data.person)": not content.unit.is_person,
         "it is not finished": content.status.state == "open" or content.key_left,
@@ -70,12 +71,6 @@ def _reasons(
         f"it is not stated where {stated.not_stated} come from (data.read_off)": stated.not_stated,
     }
     return [reason for reason, holds in found.items() if holds]
-
-
-def _right(record: RunRecord, epsilon: float) -> int:
-    """Of 100 guesses, by what the tier declares. A tier that nobody holds has its limits from the config."""
-    declared = stated_limits(record) or record.plan.groups.declared
-    return risk_profile.right_of_tier(epsilon, float(record.plan.delta.max()), declared)
 
 
 def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:

@@ -293,13 +293,6 @@ FOLDER = (
 )
 
 
-#: Sizes of tiers are public in the guarantee, but two lists are not.
-NEIGHBOURS = (
-    " It states how many hold each budget. Beside a report on nearly the same people, that would show what the person "
-    "chose who joined or left in between: publish one of the two."
-)
-
-
 def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited | None) -> tuple[str, ...]:
     """What may be published, and what not."""
     if not release:
@@ -307,8 +300,6 @@ def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited
         page = f"This version of the report may not be published. Its version for release {closed}."
     elif record.made is not None:
         page = "This version of the report may be published."
-        if record.settings.registry_id is None and not record.settings.metadata.simulated:
-            page += NEIGHBOURS
     else:
         page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
     return page, model(record, origins, audited), FOLDER
