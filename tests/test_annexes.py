@@ -73,6 +73,8 @@ COMPLETED = {
     "deployment.implementation.post_processing": "None.",
     "deployment.administrative.registry_authors.0": "Dr. Weber",
 }
+#: Then a release shows the plan.
+SIMULATED = {"simulated": True}
 
 
 def questions(form: str) -> list[dict[str, Any]]:
@@ -183,7 +185,8 @@ def test_the_worst_served_group_is_an_answer(tmp_path):
         "per_class": [[75, 100], [80, 100]],
     }
     data = {"data": "public", "records": 200, "classes": ["no", "yes"]}
-    found = saved(run(tmp_path / "run", of(200, 300, 100), eval_data=data, metrics=row))["nist.json"]["questions"]
+    made = run(tmp_path / "run", of(200, 300, 100), metadata=SIMULATED, eval_data=data, metrics=row)
+    found = saved(made)["nist.json"]["questions"]
     [answer] = [one["answer"] for one in found if one["asks"] == "Does noise or clipping harm some groups more?"]
     assert (
         answer[0]
@@ -218,33 +221,40 @@ def test_another_annex_is_one_more_file(tmp_path, monkeypatch):
 
 
 def test_annexes_are_the_same_whatever_fewer_than_20_people_chose(tmp_path):
-    """As long as the rows of a report for release are the same."""
-    seen = [saved(run(tmp_path / str(few), of(few, 300 - few, 100), metadata={"about": STATED})) for few in (1, 7, 19)]
-    assert seen[0] == seen[1] == seen[2]
-    assert "(“strict, middle”): 300 records; merged because fewer than 20 records share" in seen[0]["gdpr.html"]
-    exact = saved(run(tmp_path / "exact", of(20, 280, 100)))["gdpr.html"]
+    """Where they chose, and where tiers are simulated as long as the rows of a report for release are the same."""
+    for counts, metadata in (((1, 7, 19), SIMULATED), ((0, 19, 20, 150), {})):
+        metadata = {"about": STATED, **metadata}
+        seen = [
+            saved(run(tmp_path / f"{few}{len(counts)}", of(few, 300 - few, 100), metadata=metadata)) for few in counts
+        ]
+        assert all(one == seen[0] for one in seen)
+        merged = "(“strict, middle”): 300 records; merged because fewer than 20 records share"
+        assert (merged in seen[0]["gdpr.html"]) == (len(counts) == 3)
+        assert ("(“middle”): δ" in seen[0]["gdpr.html"].replace("\u00a0", " ")) == (len(counts) == 4)
+    exact = saved(run(tmp_path / "exact", of(20, 280, 100), metadata=SIMULATED))["gdpr.html"]
     assert "20 records" in exact
     assert "280 records" in exact
 
 
 def test_an_annex_says_in_a_sentence_that_exact_spends_are_not_shown(tmp_path):
-    found = saved(run(tmp_path / "run", of(200, 300, 5)))
+    found = saved(run(tmp_path / "run", of(200, 300, 5), metadata=SIMULATED))
     for name in ("gdpr", "nist"):
         assert "The exact spends are not shown. Some budgets are shared by fewer than 20" in found[f"{name}.html"]
         assert "epsilon spent:" not in found[f"{name}.html"]
-    assert "exact spends are not shown" not in saved(run(tmp_path / "many", of(200, 300, 50)))["gdpr.html"]
+    many = run(tmp_path / "many", of(200, 300, 50), metadata=SIMULATED)
+    assert "exact spends are not shown" not in saved(many)["gdpr.html"]
 
 
 def test_few_people_are_not_counted(tmp_path):
     few = plan(Budgets([0.5] * 3 + [2.0] * 8 + [8.0] * 6, delta=1e-4), Recipe(20, 5, 1.0), "scale", "rdp")
     found = saved(run(tmp_path / "run", few))
-    assert "fewer than 20 records" in found["nist.html"]
+    assert "trained on fewer than 20 records" in found["gdpr.html"]
     for name, one in found.items():
         shown = one if isinstance(one, str) else json.dumps(one)
         assert not re.search(r"\b(3|8|6|17|11|14) (records|were)", shown), name
     loss = found["registry.json"]["deployment"]["privacy_loss"]
     assert annex.OPEN in str(loss["number_of_privacy_units"])
-    assert annex.OPEN in loss["privacy_parameters"]["epsilon"]
+    assert loss["privacy_parameters"]["epsilon"] == 30.0  # of the declared tiers
 
 
 def test_nothing_internal_is_in_an_annex(tmp_path):

@@ -1,4 +1,5 @@
-"""Reports of runs that are charged to a registry: tiers, lifetimes, odds; and what two of them tell together.
+"""Reports of runs that are charged to a registry: tiers, lifetimes, odds; and what two of them tell together, with and
+without a registry.
 
 The adversary knows the data, everyone else's budget and history, and which person withdrew, joined or changed between
 two runs. They see all that may be published of both. They know a budget if the same pair of runs, with that person in
@@ -71,19 +72,26 @@ def record_of(
     tiers: dict[str, float] | None = TIERS,
     strategy: Any = tabled,
     batch: float = 10,
+    charged: bool = True,
     **changes: Any,
 ) -> RunRecord:
-    """A run of these people as `load_run` reads it, with public scores by group and counts of who takes part."""
-    budgets = accounts.budgets(0.5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(STEPS, batch, 1.0), strategy, accountant="filter")
+    """A run of these people as `load_run` reads it, with public scores by group and counts of who takes part.
+
+    charged  False for a run without a registry, whose budgets are those of the accounts
+    """
+    alone = epsilons.Budgets(accounts.epsilon, accounts.delta, unit="person")
+    budgets = accounts.budgets(0.5) if charged else alone
+    plan = epsilons.plan(
+        budgets, epsilons.Recipe(STEPS, batch, 1.0), strategy, accountant="filter" if charged else "rdp"
+    )
+    of_registry = {"registry": {"id": "R1", "run": "a"}, "lifetimes": accounts.lifetimes(budgets.group)}
     counts = plan.counts.tolist()
     consent = {"ids": [], "table": [{"file": "wishes.csv", "what": "take part", "count": f"{plan.records:,}"}]}
     values = {
         "schema": 1,
         "randomness": "chacha20",
         "roster": "people",
-        "registry": {"id": "R1", "run": "a"},
-        "lifetimes": accounts.lifetimes(budgets.group),
+        **(of_registry if charged else {}),
         "eval_data": {"data": "public", "records": 4 * plan.records},
         "started": "2030-01-12T09:00:00Z",
         "ended": "2030-01-12T10:00:00Z",
@@ -193,9 +201,11 @@ def determined(pair: Pair, published: Callable[[Accounts], Any]) -> bool:
     return min(map(len, fitting)) < len(seen)
 
 
-def artefacts(accounts: Accounts, path: Path) -> dict[str, Any]:
+def artefacts(
+    accounts: Accounts, path: Path, charged: bool = True, tiers: dict[str, float] | None = TIERS
+) -> dict[str, Any]:
     """All that may be published of a run but its weights: the report, card, guarantee, sheets, annexes."""
-    record = record_of(accounts, path)
+    record = record_of(accounts, path, tiers, charged=charged)
     content = make_content(record, release=True)
     model = model_file.ModelFile.model_validate(
         {"model": None, "inputs": {"kind": "arrays"}, "outputs": {"kind": "classes"}}
@@ -211,8 +221,8 @@ def artefacts(accounts: Accounts, path: Path) -> dict[str, Any]:
 
 
 def sheets_of(content: Content, record: RunRecord) -> list[Any]:
-    lifetimes = {group.epsilon: group.right_guesses for group in content.groups}
-    return [sorted(map(str, lifetimes.items())), sheets._reasons(content, TIERS, 1, lifetimes), len(record.path.parts)]
+    promised = {group.epsilon: group.right_guesses for group in content.groups}
+    return [sorted(map(str, promised.items())), sheets._reasons(content, TIERS, promised, 1), len(record.path.parts)]
 
 
 # -- programs that are wrong -----------------------------------------------------------------------------------------
@@ -244,6 +254,23 @@ def scores_by_tier(accounts: Accounts, path: Path) -> Any:
     return record_of(accounts, path).metrics[-1].per_group
 
 
+def tiers_alone(accounts: Accounts) -> RunRecord:
+    """Without a registry, as if the tiers were assigned at random."""
+    record = record_of(accounts, Path("run"), charged=False)
+    metadata = record.settings.metadata.model_copy(update={"simulated": True})
+    return replace(record, settings=record.settings.model_copy(update={"metadata": metadata}))
+
+
+def the_plan_for_release(accounts: Accounts, path: Path) -> Any:
+    return make_content(tiers_alone(accounts), release=True).to_dict()
+
+
+def the_plan_of_a_rare_tier_for_release(accounts: Accounts, path: Path) -> Any:
+    """Rows are merged, and nothing that was solved is shown."""
+    content = make_content(tiers_alone(accounts), release=True)
+    return [(row.label, row.tier) for row in content.groups]
+
+
 def the_internal_report(accounts: Accounts, path: Path) -> Any:
     values = make_content(record_of(accounts, path), release=False).to_dict()
     return {name: one for name, one in values.items() if name != "hashes"}
@@ -259,9 +286,19 @@ def test_two_releases_never_tell_what_the_person_chose_who_withdrew_joined_or_ch
         assert not determined(random_pair(seed), lambda accounts: artefacts(accounts, tmp_path)), seed
 
 
+@pytest.mark.parametrize("part", share(range(4), 1))
+def test_nor_do_two_releases_without_a_registry(part, tmp_path):
+    """Another 220 pairs: of budgets with declared tiers, and, in each third part, of numbers without names."""
+    for seed in range(part, 220, 4):
+        tiers = None if seed % 3 == 1 else TIERS
+        assert not determined(random_pair(seed), lambda one: artefacts(one, tmp_path, False, tiers)), seed  # noqa: B023
+
+
 @pytest.mark.parametrize(
     ("wrong", "least"),
     [
+        (the_plan_for_release, 30),
+        (the_plan_of_a_rare_tier_for_release, 1),
         (exact_counts, 30),
         (counts_rounded_to_twenty, 1),
         (the_rule_of_20_in_each_report, 1),
@@ -285,12 +322,13 @@ def test_differences_count_numbers_in_texts_and_rows_that_are_in_one_report():
 def test_one_person_with_another_budget_or_delta_changes_no_release(tmp_path):
     tier = np.arange(90) % 3
     usual = accounts_of(tier, np.zeros(90), filter_.home_orders([*TIERS.values()], DELTA)[tier])
-    seen = [artefacts(usual, tmp_path)]
-    for name, value in (("epsilon", 2.7), ("delta", 1e-4)):
-        column = getattr(usual, name).copy()
-        column[0] = value
-        seen.append(artefacts(replace(usual, **{name: column}), tmp_path))
-    assert seen[0] == seen[1] == seen[2]
+    for charged in (False, True):
+        seen = [artefacts(usual, tmp_path, charged)]
+        for name, value in (("epsilon", 2.7), ("delta", 1e-4)):
+            column = getattr(usual, name).copy()
+            column[0] = value
+            seen.append(artefacts(replace(usual, **{name: column}), tmp_path, charged))
+        assert seen[0] == seen[1] == seen[2]
 
 
 def test_without_declared_tiers_or_people_in_them_a_release_shows_none(tmp_path):
@@ -420,7 +458,9 @@ def test_the_page_says_why_no_accuracy_is_shown_by_budget_also_where_none_was_co
             content = make_content(replace(mixed, metrics=(metrics,)), release)
             assert content.accuracy is not None
             assert content.accuracy.groups == ()
-            assert "people of one tier are in several of them" in html.page(content)
+            why = "show by their difference" if release else "people of one tier are in several of them"
+            assert why in content.suppressed["accuracy_per_group"]
+            assert content.suppressed["accuracy_per_group"] in html.page(content)
 
 
 def test_a_run_of_an_earlier_version_says_that_lifetimes_were_not_recorded(mixed):

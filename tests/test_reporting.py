@@ -66,14 +66,17 @@ def make_run(
     randomness: str = "chacha20",
     bound: bool = True,
     metrics: dict[str, Any] | None = None,
+    metadata: Any = None,
     **more: Any,
 ) -> Path:
-    """A run's folder as training writes it, without training."""
+    """A run's folder as training writes it, without training. Its budgets are simulated, unless metadata say otherwise:
+    a release then shows the plan."""
     values: dict[str, Any] = {
         "performance": {"engine": "loop"},
         "randomness": randomness,
         "roster": "people and their budgets",
         "guarantee": plan.guarantee_of_run(randomness),
+        "metadata": {"simulated": True, **(metadata or {})},
         **more,
     }
     folder = RunFolder.create(path, plan, values)
@@ -254,13 +257,14 @@ def test_runs_without_the_optional_keys_are_reported(tmp_path, three):
         assert "Nothing was measured" in made.to_html()
 
 
-def test_a_seed_and_simulated_tiers_are_named_at_the_top(tmp_path, three, finished):
+def test_a_seed_and_simulated_tiers_are_named_at_the_top(tmp_path, three):
     path = make_run(tmp_path / "run", three, randomness="seeded", metadata={"simulated": True})
     for release in (False, True):
         top = epsilons.report(path, release=release).to_html().partition('id="promise"')[0]
         assert "no guarantee towards anyone who knows the seed" in top
         assert "SIMULATED tiers" in top
-    other = epsilons.report(finished).to_html().partition('id="promise"')[0]
+    chosen = make_run(tmp_path / "chosen", three, metadata={"simulated": False})
+    other = epsilons.report(chosen).to_html().partition('id="promise"')[0]
     assert "seed" not in other
     assert "SIMULATED" not in other
 
@@ -1230,13 +1234,38 @@ def test_a_model_card_has_what_is_stated_about_the_run_and_leaves_the_rest_to_it
         assert re.search(rf"\| {one} \|.* \| at most {row.right_guesses} \|", cards[1])
 
 
-def test_a_release_says_what_two_of_them_show_together_where_people_chose_their_tiers(tmp_path, two):
-    word = "Beside a report on nearly the same people"
-    for simulated in (False, True):
-        path = make_run(tmp_path / f"run{simulated}", two, metadata={"simulated": simulated})
-        internal, release = both(path)
-        assert (word in release["publish"][0]) == (not simulated)
-        assert word not in internal["publish"][0]
+def test_a_release_shows_declared_tiers_and_no_sizes_where_people_chose(tmp_path, two):
+    tiers = {"strict": 0.5, "open": 2.0, "nobody": 5.0}
+    measured = MEASURED | {"metrics": MEASURED["metrics"] | {"step": 20, "per_group": [[30, 40], [80, 100]]}}
+    path = make_run(tmp_path / "run", two, metadata={"simulated": False, "tiers": tiers, "provenance": []}, **measured)
+    internal, release = both(path)
+    assert [(row["tier"], row["epsilon"], row["records"]) for row in release["groups"]] == [
+        ("strict", 0.5, None), ("open", 2.0, None), ("nobody", 5.0, None)
+    ]  # fmt: skip
+    rights = [risk_profile.right_of_promise(epsilon, 1e-5) for epsilon in tiers.values()]
+    assert [row["right_guesses"] for row in release["groups"]] == rights
+    assert [row["tier"] for row in internal["groups"]] == ["strict", "open"]
+    counts = [f"{row['records']:,} records" for row in internal["groups"]]
+    page, card = pages(path)[1], releasing.card(make_content(load_run(path), release=True), A_MODEL, "record", False)
+    held = page + json.dumps(release) + card + json.dumps(annex.annexes(load_run(path)))
+    for number in (*counts, f"{two.phases[0].noise_std:.4g}", *(f"{one:.6g}" for one in two.epsilon_spent())):
+        assert not re.search(rf"(?<![\d.,]){re.escape(number)}", held), number
+    assert "nobody" in page
+    assert "| nobody | 5 |" in card
+    assert release["accuracy"]["groups"] == []
+    assert "show by their difference" in release["suppressed"]["accuracy_per_group"]
+
+
+def test_a_release_of_numbers_shows_one_that_nearly_all_hold_or_none(tmp_path):
+    nearly = make_run(tmp_path / "nearly", of_levels([1, 2], [960, 40]), metadata={"simulated": False})
+    assert [row["epsilon"] for row in both(nearly)[1]["groups"]] == [1.0]
+    mixed = make_run(tmp_path / "mixed", of_levels([1, 2], [940, 60]), metadata={"simulated": False})
+    assert [(row["label"], row["epsilon"], row["right_guesses"]) for row in both(mixed)[1]["groups"]] == [
+        ("all", None, None)
+    ]
+    assert "declared none that most of its records hold" in pages(mixed)[1]
+    for name in ("nearly", "mixed"):
+        assert "1,000 records" in pages(tmp_path / name)[1]
 
 
 def test_an_approver_whose_name_is_in_a_signature_is_not_called_unsigned(tmp_path, two):

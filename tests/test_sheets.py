@@ -43,7 +43,7 @@ def of(*counts: int, **settings: Any) -> Plan:
 
 
 def run(path: Path, made: Plan, **changes: Any) -> Path:
-    metadata = STATED | changes.pop("metadata", {})
+    metadata = {"simulated": False} | STATED | changes.pop("metadata", {})
     settings = NEEDED | {"guarantee": made.guarantee_of_run("chacha20", None, NEEDED["person"])} | changes
     return make_run(path, made, metadata=metadata, **settings)
 
@@ -119,8 +119,10 @@ def test_a_sheet_says_that_no_limit_applied_to_the_result_of_the_test(tmp_path, 
 def test_the_odds_of_a_sheet_are_called_the_promise_and_are_those_that_the_report_calls_so(tmp_path, made):
     assert "at most 63 of 100 guesses are right. This number is our promise to you" in made["1-strict.en.html"]
     assert "höchstens 63 von 100 Mal richtig. Diese Zahl ist unser Versprechen" in made["1-strict.de.html"]
-    odds = make_content(load_run(run(tmp_path / "other", of(200, 300, 100))), release=True).odds
-    assert odds[0].endswith("The promise allows 63.")
+    path = run(tmp_path / "other", of(200, 300, 100))
+    internal, released = (make_content(load_run(path), release=release).odds for release in (False, True))
+    assert internal[0].endswith("The promise allows 63.")
+    assert "is right at most 63 of 100" in released[0]
 
 
 def test_names_of_tiers_are_shown_as_words(tmp_path):
@@ -149,8 +151,11 @@ def test_a_tier_by_risk_has_the_odds_that_it_declares_also_if_nobody_holds_it(tm
     risks = {"strict": Risk(odds=55), "open": Risk(tpr=0.05, at_fpr=0.01)}
     budgets = Budgets.by_risk(risks, {"strict": 0.5, "open": 0.5}, tail=(4.0, 1e-5), records=400)
     by_risk = plan(budgets, Recipe(20, 50, 1.0))
-    tiers = budgets.contract.levels if budgets.contract else {}
-    path = run(tmp_path / "run", by_risk, metadata={"tiers": tiers})
+    asked = budgets.contract
+    assert asked is not None
+    tiers = asked.levels
+    limits = [[epsilon, *(value if value < 2 else None for value in row)] for epsilon, row in asked.limits.items()]
+    path = run(tmp_path / "run", by_risk, metadata={"tiers": tiers}, limits=limits)
     assert "at most 55 of 100" in pages(path)["1-strict.en.html"]
     assert f"at most {right_of_promise(4.0, 1e-5)} of 100" in pages(path)["2-open.en.html"]
     section = {"risks": {"strict": {"odds": 55}, "new": {"odds": 60}}, "tail": [4.0, 1e-5], "delta": 1e-5}
@@ -230,7 +235,7 @@ def test_a_run_whose_audit_contradicts_it_has_none(tmp_path):
 
 
 def test_texts_of_the_caller_are_text_and_file_names_are_plain(tmp_path):
-    tiers = {"../<b>Ä</b> {right} \u202e": 1.0, "///": 2.0, "x" * 300: 3.0}
+    tiers = dict(zip(["../<b>Ä</b> {right} \u202e", "///", "x" * 300], TIERS.values(), strict=True))
     about = {"purpose": "<script>alert(1)</script> {tier}", "contact": '"><img src=x>'}
     path = run(tmp_path / "run", of(200, 300, 100), metadata={"tiers": tiers, "about": about})
     files = sheets.save_sheets(path, tmp_path / "sheets")

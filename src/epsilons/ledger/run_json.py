@@ -157,6 +157,7 @@ class RunSettings(Strict):
     subset_records: Annotated[int, Field(ge=1)] | None = None
     registry: Charged | None = None
     lifetimes: list[Lifetime] = []
+    limits: list[list[Finite | None]] = []
     changes: list[Change] = []
 
     @property

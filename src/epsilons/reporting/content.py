@@ -10,6 +10,7 @@ rows (`disclosure`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -376,7 +377,10 @@ def _groups(record: RunRecord, shown: Sequence[disclosure.DisplayRow], is_suppre
 
 
 def stated_limits(record: RunRecord) -> Mapping[float, Sequence[float]]:
-    """{epsilon: limits} of the tiers by risk of the config, held or not, as in `Groups`."""
+    """{epsilon: limits} of the tiers by risk, held or not, as in `Groups`; of earlier versions those of the config."""
+    if rows := record.settings.limits:
+        values = [[math.inf if value is None else value for value in row] for row in rows]
+        return {epsilon: limits for epsilon, *limits in values}
     budgets = (record.settings.metadata.config or {}).get("budgets") or {}
     risks = budgets.get("risks")
     return as_contract(risks, budgets["tail"], budgets["delta"])[0].limits if risks else {}

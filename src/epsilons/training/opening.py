@@ -6,6 +6,7 @@ Nothing is charged here. A claim is durable before the ledger exists, and so bef
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +36,7 @@ from .performance import Decided, Performance
 from .values import Records
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-_OF_RUN = ("plan_slot", "registry", "lifetimes", "subset_records", "counted", "rows_per_person", "views")
+_OF_RUN = ("plan_slot", "registry", "lifetimes", "limits", "subset_records", "counted", "rows_per_person", "views")
 OPTIONAL = (*_OF_RUN, *run_folder.TIMES)
 
 
@@ -180,6 +181,9 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
     if request.folder.reservation is not None:
         settings["registry"] = request.folder.reservation.settings
         settings["lifetimes"] = request.folder.reservation.lifetimes
+    if request.budgets.contract is not None:
+        limits = ((epsilon, *one) for epsilon, one in request.budgets.contract.limits.items())
+        settings["limits"] = [[value if math.isfinite(value) else None for value in one] for one in limits]
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
