@@ -25,6 +25,7 @@ from test_sheets import of, run
 
 FORMS = sorted(file.stem for file in annex.FORMS.glob("*.toml"))
 STATED = {
+    "reasons": "δ is a tenth of 1 in the number of people.",
     "purpose": "To plan calls.",
     "responsible": "Dr. Weber",
     "contact": "data@st-anna.example",

@@ -56,7 +56,8 @@ def here(tmp_path, monkeypatch):
 def job(arguments: list[str], seconds: float | None = None, by: int = signal.SIGKILL) -> int:
     """The exit code of the command in a process that is killed after some seconds; a negative number for a signal.
 
-    The process is forked from a server that made no computation: torch hangs in the child of a process whose threads it used.
+    The process is forked from a server that computed nothing: torch hangs in the child of a process whose threads it
+    used.
     """
     made = SERVER.Process(target=_in_child, args=(os.getcwd(), arguments))
     made.start()

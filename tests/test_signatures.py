@@ -262,7 +262,7 @@ def test_a_signature_does_not_hold_for_another_plan_or_kind(copy):
     other.save("other.json")
     file = next(Path().glob("plan.json.*.sig"))
     shutil.copy(file, file.name.replace("plan.json", "other.json"))
-    assert wrong(Path("other.json")) == ["plan.json was changed since"]
+    assert wrong(Path("other.json")) == ["other.json was changed since"]
     shutil.copy(file, RUN / file.name.replace("plan.json", "run"))
     assert "is new since" in " ".join(map(str, wrong(RUN)))
     assert wrong(Path("plan.json")) == [None, None]

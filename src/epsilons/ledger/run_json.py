@@ -75,6 +75,8 @@ class About(BaseModel):
     """How long data, run and model are kept."""
     residual_risk: Words | None = None
     """Which risk is left, and why it is accepted."""
+    reasons: Words | None = None
+    """Why these tiers, this delta, this strategy and these steps."""
     tiers_decided_by: Words | None = None
     """Who decided what the tiers promise."""
     tiers_decided_on: date | Words | None = None

@@ -58,8 +58,9 @@ class Signature:
         if not self.values:
             return f"{self.file.name} {self.wrong}"
         name, role, of, date, key = (self.values[one] for one in ("name", "role", "of", "date", "public_key"))
-        but = f", and {self.wrong}" if self.wrong else ""
-        return f"{name} ({role}) signed the {of} on {date[:10]} with the key {fingerprint(key)}{but}"
+        now_is = f"NOT VALID, {self.wrong}" if self.wrong else "valid"
+        when = date.replace("T", " ")[:16]
+        return f"{name} ({role}) signed the {of} on {when} UTC with the key {fingerprint(key)}: {now_is}"
 
 
 class Seen(NamedTuple):
@@ -173,8 +174,9 @@ def _read(file: Path, what: Seen) -> Signature:
         return found
     signed = found.values["files"]
     first = min((n for n in {*signed, *what.files} if signed.get(n) != what.files.get(n)), default=what.beside.name)
+    shown = what.beside.name if what.of == "plan" else first
     verb = "is new" if first not in signed else "was changed" if first in what.files else "is missing"
-    return replace(found, wrong=f"{first} {verb} since")
+    return replace(found, wrong=f"{shown} {verb} since")
 
 
 def _checked(file: Path, values: Any) -> Signature:

@@ -87,8 +87,8 @@ def charged(registry: str, audit: bool | None) -> list[str]:
         f"This run is charged to the registry {registry}, which adds up all runs that are made under it. Each person "
         "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
         "however each run was chosen from the outputs of others.",
-        "What was computed from these people outside of the registry spends in addition: other runs, attacks on "
-        "membership, scores on private data. None of it was charged.",
+        "Whatever is computed from these people outside of the registry spends in addition, such as other runs, "
+        "attacks on membership and scores on private data. It is not charged, and this report does not know of it.",
     ]
     if audit is not None:
         texts.append(AUDITED_ON[audit])

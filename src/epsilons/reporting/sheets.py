@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,21 @@ def save_sheets(path: str | Path, folder: Path, accountant: Accountant | None = 
     pages = {}
     for number, (tier, epsilon) in enumerate(tiers.items(), start=1):
         name = re.sub(r"\W+", "-", tier).strip("-").lower()[:40] or "tier"
-        name_of = " ".join(tier.replace("_", " ").split()) or tier
-        values = {"tier": name_of, "right": promised[epsilon], "today": now()[:10]}
+        others = {_words(name): promised[value] for name, value in tiers.items() if name != tier}
+        values = {"tier": _words(tier), "right": promised[epsilon], "others": others, "today": now()[:10]}
         for file in sorted(LANGUAGES.glob("*.toml")):
             pages[folder / f"{number}-{name}.{file.stem}.html"] = _page(file, content, values)
     for target in pages:
         check_marked(target, (MARK,), "a sheet for people")
     return [write_text(target, page, release=True) for target, page in pages.items()]
+
+
+def _words(tier: str) -> str:
+    """
+    >>> _words("for_all")
+    'for all'
+    """
+    return " ".join(tier.replace("_", " ").split()) or tier
 
 
 def _reasons(
@@ -80,16 +88,9 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     for name in ("purpose", "responsible", "contact"):
         named[name] = getattr(content.about, name, None) or BLANK
     stated = {name: getattr(content.about, name, None) for name in ("legal_basis", "recipients", "retention")}
+    stated["others"] = "; ".join(_choice(name, right, texts) for name, right in values["others"].items())
     named |= stated
-    holds = {
-        "always",
-        *(name for name, text in stated.items() if text),
-        "once" if content.registry is None else "lifetime",
-        "open" if values["right"] == 100 else "limit",
-        "hidden" if content.made_with["neighbours"] == SHARES else "listed",
-        *_of_test(content),
-        "day" if days["started"] == days["ended"] else "days",
-    }
+    holds = {"always", *(name for name, text in stated.items() if text), *_conditions(content, values["right"])}
     shown = {name: [text for key, text in texts[name].items() if key in holds] for name in SECTIONS}
     filled = {name: "\n\n".join(map(str.strip, parts)).format_map(named) for name, parts in shown.items()}
     sections = {name: text.split("\n\n") for name, text in filled.items()}
@@ -97,11 +98,19 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     return sheet_page(MARK, file.stem, values["right"], {**texts, **heads}, sections)
 
 
-def _of_test(content: Content) -> list[str]:
-    """Whether the result of the test is in the report for release; nothing without test data."""
-    if len(content.tested) == 1:
-        return []
-    return ["test_private" if content.accuracy is None else "test_public"]
+def _choice(tier: str, right: int, texts: Mapping[str, Any]) -> str:
+    filled: str = texts["no_limit" if right == 100 else "choice"].format(tier=tier, right=right)
+    return filled
+
+
+def _conditions(content: Content, right: int) -> Iterator[str]:
+    """Those that hold for a tier of this run; none of the test without test data."""
+    yield "once" if content.registry is None else "lifetime"
+    yield "open" if right == 100 else "limit"
+    yield "hidden" if content.made_with["neighbours"] == SHARES else "listed"
+    yield "day" if content.period.started == content.period.ended else "days"
+    if len(content.tested) > 1:
+        yield "test_private" if content.accuracy is None else "test_public"
 
 
 def _day(day: str | None, texts: Mapping[str, Any]) -> str:

@@ -181,9 +181,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
     if request.folder.reservation is not None:
         settings["registry"] = request.folder.reservation.settings
         settings["lifetimes"] = request.folder.reservation.lifetimes
-    if request.budgets.contract is not None:
-        limits = ((epsilon, *one) for epsilon, one in request.budgets.contract.limits.items())
-        settings["limits"] = [[value if math.isfinite(value) else None for value in one] for one in limits]
+    settings |= _limits(request.budgets)
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
@@ -217,6 +215,14 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         run.ledger.tie(request.folder.reservation)  # after the key is on disk, and before the first charge
     if run.ledger.is_closed and folder.key.exists():
         folder.end()  # of a run that was killed after its ledger's last line
+
+
+def _limits(budgets: Budgets) -> dict[str, Any]:
+    """What tiers by risk declare, held or not; None for infinity."""
+    if budgets.contract is None:
+        return {}
+    rows = ((epsilon, *one) for epsilon, one in budgets.contract.limits.items())
+    return {"limits": [[value if math.isfinite(value) else None for value in row] for row in rows]}
 
 
 def _counted(plan: Plan, inputs: Inputs) -> dict[str, str]:
