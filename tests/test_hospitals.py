@@ -346,7 +346,7 @@ class Hospital:
             covered: list[str] = []
             for what, count in rows.items():
                 if what == "matched" or what.startswith("not in: "):
-                    names = what.removeprefix("not in: ").split(", ")
+                    names = what.removeprefix("not in: ").removeprefix("one or more of ").split(", ")
                     covered += names
                     total = sum(fates[name] for name in names)
                     assert count == (str(total) if total >= 20 else "fewer than 20"), what

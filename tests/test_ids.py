@@ -423,7 +423,7 @@ def test_a_check_counts_reasons_and_months_by_the_rule_of_20():
     assert found == {
         "matched": "110",
         "not in: withdrawn by 2026-10-01": "58",
-        "not in: not in force on 2026-10-01, 'no', unlisted": "37",
+        "not in: one or more of not in force on 2026-10-01, 'no', unlisted": "37",
         "withdrew 2026-01 to 2026-01": "25",
         "withdrew 2026-02 to 2026-03": "33",
         "spellings not decided": "none",
@@ -505,7 +505,7 @@ def test_reports_say_how_people_were_joined_and_the_internal_one_counts_them_by_
     assert inside["joined"][0] == outside["joined"][0] == f"{how}2026-10-01."
     assert inside["joined"][2:] == [
         "people.csv: not in: 'no': 30",
-        "people.csv: not in: withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer than 20",
+        "people.csv: not in: one or more of withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer than 20",
         "people.csv: spellings not decided: none",
         "wishes.csv: listed without rows: fewer than 20",
     ]

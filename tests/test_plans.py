@@ -60,7 +60,7 @@ def printed_in_the_paper(accountant: str, rate: float, steps: int) -> Plan:
 def test_the_paper_s_printed_mnist_row_overspends_and_is_refused(convention, epsilon_spent, over):
     made = printed_in_the_paper("rdp", *convention)
     np.testing.assert_allclose(made.epsilon_spent(), epsilon_spent, atol=1e-3)
-    with pytest.raises(BudgetExceededError, match=f"2 of 3 groups .* by up to {over}") as caught:
+    with pytest.raises(BudgetExceededError, match=f"some budgets allow, by up to {over}") as caught:
         made.verify()
     assert caught.value.exit_code == 3
 

@@ -245,9 +245,10 @@ def state(tmp_path, monkeypatch) -> Path:
 def test_two_runs_of_one_roster_count_two_and_another_counts_one(state):
     first, second = plan_folder.begin(ONE, "data"), plan_folder.begin(ONE, "other data")
     alone = plan_folder.begin(OTHER, "data")
-    assert plan_folder.count(first) == plan_folder.count(second) == plan_folder.Count(2, 1, 0)
-    assert plan_folder.count(alone) == plan_folder.Count(1, 1, 0)
-    assert plan_folder.count(plan_folder.begin(ONE, "data")) == plan_folder.Count(3, 2, 0)
+    assert plan_folder.count(first) == plan_folder.Count(2, 1, 1, 0)
+    assert plan_folder.count(second) == plan_folder.Count(2, 1, 0, 0)
+    assert plan_folder.count(alone) == plan_folder.Count(1, 1, 1, 0)
+    assert plan_folder.count(plan_folder.begin(ONE, "data")) == plan_folder.Count(3, 2, 1, 0)
 
 
 def test_where_one_part_of_a_roster_ends_counts():
@@ -329,7 +330,7 @@ def test_damaged_lines_and_lines_of_another_secret_are_counted_as_unreadable(sta
     with (state / "runs.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\n[1, 2]\n{"run": 3}\n' + b"[" * 100_000 + b"\n" + json.dumps(before).encode()[:40])
     tags = plan_folder.begin(ONE, "data")
-    assert plan_folder.count(tags) == plan_folder.Count(1, 1, 6)
+    assert plan_folder.count(tags) == plan_folder.Count(1, 1, 0, 6)
 
 
 def test_runs_that_begin_at_once_share_the_secret_and_lose_no_line(state):
@@ -342,7 +343,7 @@ def test_runs_that_begin_at_once_share_the_secret_and_lose_no_line(state):
         words = [sys.executable, "-c", code]
         made = list(pool.map(lambda _: subprocess.run(words, capture_output=True, text=True, check=True), range(3)))
     assert len({one.stdout for one in made}) == 1
-    assert plan_folder.count(plan_folder.begin((b"x",), "data")) == plan_folder.Count(64, 64, 0)
+    assert plan_folder.count(plan_folder.begin((b"x",), "data")) == plan_folder.Count(64, 64, 0, 0)
 
 
 # -- One process at a time in a run's folder, from before the folder is read until the run ends ----------------------

@@ -69,6 +69,12 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "and no report of the run shows it. To have it in the report, attack before the run is signed.",
             soft_wrap=True,
         )
+    if found.run is not None and found.run.read_settings().get("changes"):
+        console(stderr=True, quiet=flags.quiet).print(
+            f"{printable(target)} was continued under other settings. The attack trains all steps with those of the "
+            "beginning.",
+            soft_wrap=True,
+        )
     check_trusted([found.config.model.name, found.config.privacy.strategy], found.folder, flags.trust)
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)

@@ -421,7 +421,11 @@ def export(
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM.")] = None,
     counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
-        datetime | None, option("Also state that who withdrew before this day is in no later roster.", formats=DAY)
+        datetime | None,
+        option(
+            "Also state that who withdrew before this day is in no later roster. Who never enrolled is in none at all.",
+            formats=DAY,
+        ),
     ] = None,
     pepper: Pepper = None,
 ) -> tuple[str, dict[str, Any]]:

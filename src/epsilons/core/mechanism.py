@@ -129,7 +129,7 @@ class Groups:
     __hash__ = None  # type: ignore[assignment]  # arrays have none
 
     def __repr__(self) -> str:
-        return f"Groups({len(self):,} groups, {self.records:,} records)"
+        return f"Groups({self.records:,} records)"
 
     @property
     def records(self) -> int:

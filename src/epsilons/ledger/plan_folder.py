@@ -299,11 +299,13 @@ class Count:
 
     same_roster   begun with exactly this list of budgets, in this order
     same_data     of these, on exactly these data
+    other_roster  with another list, on exactly these data
     unreadable    lines that are damaged, or were written under another secret: any of them may be one of these runs
     """
 
     same_roster: int
     same_data: int
+    other_roster: int
     unreadable: int
 
 
@@ -343,9 +345,11 @@ def count(tags: Mapping[str, Any]) -> Count | None:
     if "run" not in tags or tags["run"] not in known:
         return None
     same = [line for line in known.values() if line["roster"] == tags["roster"]]
+    same_data = sum(line["data"] == tags["data"] for line in same)
     return Count(
         same_roster=len(same),
-        same_data=sum(line["data"] == tags["data"] for line in same),
+        same_data=same_data,
+        other_roster=sum(line["data"] == tags["data"] for line in known.values()) - same_data,
         unreadable=lines.count(None) + sum(line["key"] != tags["key"] for line in known.values()),
     )
 

@@ -137,7 +137,7 @@ class Phase:
         return self.noise_std / (self.weight * self.clip_norm)
 
     def __repr__(self) -> str:
-        return f"Phase({self.steps:,} steps, {len(self.sample_rate):,} groups)"
+        return f"Phase({self.steps:,} steps)"
 
     @property
     def title(self) -> str:
@@ -403,7 +403,7 @@ class PlanNumbers:
             worst = float((self.epsilon_spent() / self.epsilons).max()) - 1
             by = "" if has_small_cells(self.groups) else f", by up to {worst:.2%}"  # it would show a rare budget
             raise BudgetExceededError(
-                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow{by} (accountant "
+                f"This plan would spend more than some budgets allow{by} (accountant "
                 f"{self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its rates, clip "
                 "norms or steps, or raise its noise."
             )

@@ -83,13 +83,18 @@ def right_guesses(plan: PlanNumbers, groups: Sequence[int] | IntArray | None = N
     >>> right_guesses(scaled).tolist()
     [55, 58]
     """
+    return np.array([right_of_advantage(one) for one in advantages(plan, groups).tolist()], dtype=np.int64)
+
+
+def advantages(plan: PlanNumbers, groups: Sequence[int] | IntArray | None = None) -> FloatArray:
+    """(groups,) the delta that the certified profile of each group has at epsilon 0, as in `right_guesses`."""
     chosen = range(len(plan.groups)) if groups is None else [int(group) for group in groups]
-    known: dict[History, int] = {}  # groups with the same history share one
+    known: dict[History, float] = {}  # groups with the same history share one
     for group in chosen:
         row = history(plan, group)
         if row not in known:
-            known[row] = right_of_advantage(profile_of(row, plan.select).advantage)
-    return np.array([known[history(plan, group)] for group in chosen], dtype=np.int64)
+            known[row] = profile_of(row, plan.select).advantage
+    return np.array([known[history(plan, group)] for group in chosen])
 
 
 def of_rows(plan: PlanNumbers, rows: Sequence[DisplayRow], suppressed: bool) -> tuple[int | None, ...]:

@@ -245,6 +245,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "p_value": _or_dash(lambda value: f"{value:.2g}"),
     "in_percent": _or_dash(_in_percent),
     "bound": _bound,
+    "up5": _or_dash(lambda value: display.number(display.round_up(value, 5))),
     "bound_percent": _bound_percent,
     "interval": _interval,
     "count": _count,

@@ -56,6 +56,7 @@ class Tier:
     right    of 100 guesses under the plan, by the promise where that is not shown; None where the row shows no bound
     promise  the same by the promise alone
     limits   of a tier by risk
+    advantage  delta of the plan's profile at epsilon 0, which right follows from; None where it is not shown
     bounds   of merged tiers that the row names: what each promise allows, in words, in the place of right and promise
     """
 
@@ -69,6 +70,7 @@ class Tier:
     sentence: str | None
     limits: tuple[display.Limit, ...]
     bounds: str = ""
+    advantage: float | None = None
 
     @property
     def promised(self) -> str:
@@ -309,7 +311,8 @@ def _signals(plan: Plan) -> FloatArray:
 
 
 def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Tier, ...]:
-    rights, promises = _rights(plan, rows, is_suppressed), _promises(plan, rows)
+    advantages, promises = _advantages(plan, rows, is_suppressed), _promises(plan, rows)
+    rights = _rights(plan, rows, is_suppressed, advantages)
     return tuple(
         Tier(
             label=row.label,
@@ -326,19 +329,28 @@ def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple
             bounds=risk_profile.of_merged(row, shown_delta(plan.groups), {})
             if row.tiers and plan.groups.starts is None
             else "",
+            advantage=advantage,
         )
-        for row, right, promise in zip(rows, rights, promises, strict=True)
+        for row, right, promise, advantage in zip(rows, rights, promises, advantages, strict=True)
     )
 
 
-def _rights(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[int | None, ...]:
-    """Right guesses of 100, by profiles; in a merged row the most of any group. Many groups are bounded by promises."""
+def _advantages(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[float | None, ...]:
+    """By profiles; in a merged row the largest of any group. None of many groups, which are bounded by promises."""
+    if is_suppressed or len(plan.groups) > MOST_PROFILES:
+        return (None,) * len(rows)
+    found = risk_profile.advantages(plan)
+    return tuple(float(found[row.groups].max()) for row in rows)
+
+
+def _rights(
+    plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool, advantages: Sequence[float | None]
+) -> tuple[int | None, ...]:
+    """Right guesses of 100, by advantages where they are known."""
     if is_suppressed:
         return _promises(plan, rows)
-    if len(plan.groups) > MOST_PROFILES:
-        return risk_profile.of_rows(plan, rows, False)
-    rights = risk_profile.right_guesses(plan)
-    return tuple(int(rights[row.groups].max()) for row in rows)
+    known = [risk_profile.right_of_advantage(one) for one in advantages if one is not None]
+    return tuple(known) if known else risk_profile.of_rows(plan, rows, False)
 
 
 def _promises(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[int | None, ...]:
@@ -364,7 +376,7 @@ def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comp
     labels = [display.named(row.label, row.tier) for row in rows]
     tables: list[tuple[str, Callable[[_Way], Iterable[str]]]] = [  # title, cells of a strategy's column
         ("ε spent", lambda way: [_spent(way.plan, row, False) for row in rows]),
-        (RIGHT, lambda way: map(str, _rights(way.plan, rows, False))),
+        (RIGHT, lambda way: map(str, _rights(way.plan, rows, False, _advantages(way.plan, rows, False)))),
         (words.INFLUENCE, lambda way: [_short(way.plan.influence[row.groups].max()) for row in rows]),
         (words.SHARE, lambda way: _shares(way, rows)),
         (words.NOISE, lambda way: [_noise(way.plan, row) for row in rows]),

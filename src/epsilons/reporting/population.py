@@ -47,10 +47,12 @@ class RosterRuns:
 
     same_roster  with exactly this list of budgets, in this order
     same_data    of these, on exactly these data
+    other_roster  with another list of budgets, on exactly these data, also those that are charged to a registry
     """
 
     same_roster: int | None
     same_data: int | None
+    other_roster: int | None
     sentences: tuple[str, ...]
 
 
@@ -91,7 +93,7 @@ def roster_runs(counted: Any, registry: str | None = None) -> RosterRuns:
     registry  id of the registry that the run is charged to
     """
     if registry is not None:
-        return RosterRuns(None, None, (_IN_REGISTRY.format(id=registry),))
+        return RosterRuns(None, None, None, (_IN_REGISTRY.format(id=registry),))
     if not isinstance(counted, Mapping):
         return _uncounted("it was made by an earlier version")
     if "run" not in counted:
@@ -99,12 +101,12 @@ def roster_runs(counted: Any, registry: str | None = None) -> RosterRuns:
     found = plan_folder.count(counted)
     if found is None:
         return _uncounted("it began on another machine or under another user, or its entry was removed")
-    return RosterRuns(found.same_roster, found.same_data, tuple(_of_count(found)))
+    return RosterRuns(found.same_roster, found.same_data, found.other_roster, tuple(_of_count(found)))
 
 
 def _uncounted(why: str) -> RosterRuns:
     sentence = f"Runs on the same people were not counted for this run: {why}. Ask those who have the data."
-    return RosterRuns(None, None, (sentence, _ADD_UP))
+    return RosterRuns(None, None, None, (sentence, _ADD_UP))
 
 
 _IN_REGISTRY = (
@@ -134,7 +136,11 @@ def _of_count(found: plan_folder.Count) -> list[str]:
         f"{found.unreadable:,} more entries cannot be compared, because they are damaged or older than the secret that "
         "they are compared under: each of them may be such a run."
     )
-    return [first, *([damaged] if found.unreadable else []), _ADD_UP]
+    others = (
+        f"Runs that this user began on this machine with exactly these data and another list of budgets: "
+        f"{found.other_roster:,}, with a registry or without one."
+    )
+    return [first, *([others] if found.other_roster else []), *([damaged] if found.unreadable else []), _ADD_UP]
 
 
 def tested(data: EvalData, has_scores: bool, by_person: bool, release: bool) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 from ..budgets.budgets import Budgets
 from ..clipping.engine import is_covered
 from ..core.columns import Codes, ranked, taken
+from ..core.disclosure import in_groups
 from ..draws.persons_rows import Persons
 from ..errors import DataError, EpsilonsWarning, InputError, ModelError
 from ..independence.fixed_draws import ROOTS
@@ -136,8 +137,8 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
         same = np.array_equal(budgets.epsilons, plan.epsilons) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
-                f"The plan was made for {plan.records:,} {plan.unit}s in {len(plan.epsilons):,} groups and does not "
-                f"fit these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. "
+                f"The plan was made for {plan.records:,} {plan.unit}s{in_groups(plan.groups)}, and does not fit "
+                f"these {records:,} budgets{in_groups(budgets.groups)}. Plan again with these budgets. "
                 f"For some of the plan's {plan.unit}s, such as a fold, pass PlanFolder.for_subset() as the plan."
             )
         return budgets._codes

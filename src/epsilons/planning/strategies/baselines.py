@@ -73,8 +73,8 @@ def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan
     groups = len(budgets.epsilons)
     if recipe.steps < groups:
         raise PlanError(
-            f"sequential needs a step for each of the {groups:,} groups; the recipe has {recipe.steps:,}. Ask for more "
-            "steps, or for fewer different budgets."
+            f"sequential needs a step for each different budget; the recipe has {recipe.steps:,}. Ask for more steps, "
+            "or for fewer different budgets."
         )
     even, left = divmod(recipe.steps, groups)
     rates = np.minimum(1.0, recipe.batch_size / budgets.counts)

@@ -88,8 +88,8 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
     rates = _averaging_to(mean_rate, (1 - weight) * mean_rate + weight * sampled, budgets.shares, floors)
     if (rates == 0).any():
         raise InfeasibleBudgetError(
-            f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all beside the others. Give them "
-            'a floor, lower the weight, or use accountant="pld".'
+            "Some groups could not be drawn at all beside the others. Give them a floor, lower the weight, or use "
+            'accountant="pld".'
         )
     noises = noises_for(budgets.epsilons, rates, recipe.steps, budgets.claims, accountant)
     shared = 1 / float(budgets.shares @ (1 / noises))

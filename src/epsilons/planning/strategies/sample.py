@@ -41,9 +41,8 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant, max_excess:
     log_noise, rates = solve(budgets, recipe, accountant)
     if (rates == 0).any():
         raise InfeasibleBudgetError(
-            f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the "
-            'budgets of the others lead to. Use strategy="scale", where groups do not depend on each other, or '
-            'accountant="pld".'
+            "Some groups could not be drawn at all under the noise that the budgets of the others lead to. Use "
+            'strategy="scale", where groups do not depend on each other, or accountant="pld".'
         )
     noise_std = math.exp(log_noise) * recipe.clip_norm
     phase = unweighted(recipe.steps, rates, recipe.clip_norm, noise_std, float(budgets.counts @ rates))
