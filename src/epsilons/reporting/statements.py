@@ -322,7 +322,7 @@ def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
         what = origins.not_stated or "the bounds, categories and classes of its preprocessing"
         return f"The model may be published only if {what} were not read off the data. This run does not state it."
     claim = (
-        "the claim that is certified for the whole plan"
+        "the promised budgets as the claim"
         if record.settings.registry_id is None
         else "the lifetime budgets in the registry as the claim"
     )
