@@ -505,7 +505,8 @@ def test_reports_say_how_people_were_joined_and_the_internal_one_counts_them_by_
     assert inside["joined"][0] == outside["joined"][0] == f"{how}2026-10-01."
     assert inside["joined"][2:] == [
         "people.csv: not in: 'no': 30",
-        "people.csv: not in: one or more of withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer than 20",
+        "people.csv: not in: one or more of withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer "
+        "than 20",
         "people.csv: spellings not decided: none",
         "wishes.csv: listed without rows: fewer than 20",
     ]

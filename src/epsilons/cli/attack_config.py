@@ -61,20 +61,8 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "trains on their records outside of every guarantee, so the registry cannot charge it, and it is refused. "
             "To test the promise of the run: epsilons audit, which trains on synthetic records alone."
         )
-    out, notes_in = console(quiet=flags.quiet or flags.as_json), found.run
-    if notes_in is not None and is_signed(notes_in.path):
-        notes_in = None
-        console(stderr=True, quiet=flags.quiet).print(
-            f"{printable(target)} is signed, so it stays as it is: the result will be in {printable(folder)} alone, "
-            "and no report of the run shows it. To have it in the report, attack before the run is signed.",
-            soft_wrap=True,
-        )
-    if found.run is not None and found.run.read_settings().get("changes"):
-        console(stderr=True, quiet=flags.quiet).print(
-            f"{printable(target)} was continued under other settings. The attack trains all steps with those of the "
-            "beginning.",
-            soft_wrap=True,
-        )
+    out = console(quiet=flags.quiet or flags.as_json)
+    notes_in = None if found.run is None else _notes_in(found.run, folder, flags)
     check_trusted([found.config.model.name, found.config.privacy.strategy], found.folder, flags.trust)
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
@@ -106,6 +94,19 @@ def show_result(result: membership.MembershipResult, out: Console) -> None:
         show_table(result.difference_table(), out, left=1)
     for sentence in result.sentences:
         out.print(printable(sentence))
+
+
+def _notes_in(run: RunFolder, folder: Path, flags: AttackFlags) -> RunFolder | None:
+    """The run, if the result may be noted in it. What its reader must know is printed."""
+    out, name, is_kept = console(stderr=True, quiet=flags.quiet), printable(run.path), is_signed(run.path)
+    if is_kept:
+        said = f"{name} is signed, so it stays as it is: the result will be in {printable(folder)} alone, and no "
+        said += "report of the run shows it. To have it in the report, attack before the run is signed."
+        out.print(said, soft_wrap=True)
+    if run.read_settings().get("changes"):
+        said = f"{name} was continued under other settings. The attack trains all steps with those of the beginning."
+        out.print(said, soft_wrap=True)
+    return None if is_kept else run
 
 
 def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) -> membership.MembershipResult:
