@@ -41,6 +41,7 @@ STATED = {
 #: What no run answers, by form, of one with all of [about], scores on public data, an audit, a model and signatures.
 FOR_AUTHORS = {
     "gdpr": [
+        "Which of these data are special categories?",
         "Are data transferred to third countries?",
         "How are people informed, and how do they use their rights?",
         "What can go wrong for people if the model is wrong or unfair?",

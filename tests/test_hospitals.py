@@ -355,7 +355,7 @@ class Hospital:
             assert {*fates} <= {*covered}
             assert rows["spellings not decided"] == "none"
             if fates[WITHDRAWN] >= 20 and f"not in: {WITHDRAWN}" in rows:
-                months = [int(count) for what, count in rows.items() if what.startswith("withdrew 20")]
+                months = [int(count) for what, count in rows.items() if what.startswith("of these, withdrew 20")]
                 assert sum(months) == fates[WITHDRAWN]
         [row] = [row for row in found["table"] if row["file"] == self.listed]
         took = sum(fate(one) in ("matched", LEFT_REGISTRY) for one in absent)

@@ -424,8 +424,8 @@ def test_a_check_counts_reasons_and_months_by_the_rule_of_20():
         "matched": "110",
         "not in: withdrawn by 2026-10-01": "58",
         "not in: one or more of not in force on 2026-10-01, 'no', unlisted": "37",
-        "withdrew 2026-01 to 2026-01": "25",
-        "withdrew 2026-02 to 2026-03": "33",
+        "of these, withdrew 2026-01 to 2026-01": "25",
+        "of these, withdrew 2026-02 to 2026-03": "33",
         "spellings not decided": "none",
         "listed without rows": "21",
         "code": "0",
@@ -453,10 +453,13 @@ def test_a_day_that_is_not_today_is_warned_of_where_it_changes_who_takes_part(to
 
 def test_a_release_says_neither_how_many_withdrew_nor_in_which_months():
     row = {"file": "list.csv", "what": "matched", "count": "110"}
-    months = [{**row, "what": f"withdrew {one}", "count": "25"} for one in ("2026-01 to 2026-01", "2026-02 to 2026-03")]
+    months = [
+        {**row, "what": f"of these, withdrew {one}", "count": "25"}
+        for one in ("2026-01 to 2026-01", "2026-02 to 2026-03")
+    ]
     stated = {"ids": [], "as_of": "2026-10-01", "table": [row, *months]}
     assert population.joined(stated, release=True)[1:] == ()
-    assert "list.csv: withdrew 2026-02 to 2026-03: 25" in population.joined(stated, release=False)
+    assert "list.csv: of these, withdrew 2026-02 to 2026-03: 25" in population.joined(stated, release=False)
 
 
 @pytest.mark.parametrize("seed", range(30))

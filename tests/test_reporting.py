@@ -1508,7 +1508,7 @@ def test_who_was_left_out_is_in_the_internal_version_only(tmp_path, two):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"metadata": {"provenance": []}}, "The model may be published, with the claim"),
+        ({"metadata": {"provenance": []}}, "The model may be published, with the promised budgets"),
         ({}, "The model may be published only if the bounds"),
         ({"randomness": "seeded"}, "The model may not be published: the run was seeded"),
         ({"close": False}, "The model may not be published yet"),

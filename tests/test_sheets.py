@@ -75,8 +75,8 @@ def test_there_is_one_sheet_for_each_tier_and_language(made):
     assert "12 January 2030" in english
     assert "12. Januar 2030" in made["1-strict.de.html"]
     assert "project" not in made["1-strict.de.html"]
-    assert "We then use your data for no new model." in english, "with a list of budgets, the rows may stay"
-    assert "Für ein neues Modell nutzen wir Ihre Daten dann nicht mehr." in made["1-strict.de.html"]
+    assert "we use your data for no new model." in english, "with a list of budgets, the rows may stay"
+    assert "Sagen Sie Nein, nutzen wir Ihre Daten für kein neues Modell." in made["1-strict.de.html"]
 
 
 def test_no_number_is_on_a_sheet_but_odds_and_dates(made):
@@ -180,7 +180,12 @@ def test_a_run_of_a_registry_speaks_of_a_lifetime(tmp_path):
         right = right_over_lifetime(epsilon, 1e-4)
         assert right == 100 or f"at most {right} of 100" in pages(path)[f"{number}-{tier}.en.html"]
     english, german = pages(path)["1-strict.en.html"], pages(path)["1-strict.de.html"]
-    for words in ("for your whole life", "no new project uses", "all projects together that we count", "stays used up"):
+    for words in (
+        "for your whole life",
+        "no new project that we count for your limit",
+        "all projects together that we count",
+        "stays used up",
+    ):
         assert words in english
     assert "one project" not in english
     assert "A project that we do not count for it has a limit of its own, or none." in english

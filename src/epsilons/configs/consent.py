@@ -94,7 +94,7 @@ class Entries:
         _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
         months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
         spans = merge_small(counts)
-        return {f"withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
+        return {f"of these, withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
 
 
 @dataclass(eq=False)

@@ -114,8 +114,8 @@ class Members:
         out = int((~chosen[0]).sum())
         if out and not self.resumed:
             self.left_out = (
-                f"{how_many(out, len(ids))} persons are left out: they withdrew, or have nothing left of their "
-                f"lifetime budgets. {ROSTER}"
+                f"{how_many(out, len(ids))} persons of the training data are left out: they withdrew, or have "
+                f"nothing left of their lifetime budgets. {ROSTER}"
             )
         return chosen
 

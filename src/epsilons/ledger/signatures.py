@@ -55,12 +55,15 @@ class Signature:
     wrong: str | None = None
 
     def __str__(self) -> str:
+        return self.told(f"{str(self.values.get('date')).replace('T', ' ')[:16]} UTC")
+
+    def told(self, when: str) -> str:
+        """Who signed, in words. when: the time or the day to name"""
         if not self.values:
             return f"{self.file.name} {self.wrong}"
-        name, role, of, date, key = (self.values[one] for one in ("name", "role", "of", "date", "public_key"))
+        name, role, of, key = (self.values[one] for one in ("name", "role", "of", "public_key"))
         now_is = f"NOT VALID, {self.wrong}" if self.wrong else "valid"
-        when = date.replace("T", " ")[:16]
-        return f"{name} ({role}) signed the {of} on {when} UTC with the key {fingerprint(key)}: {now_is}"
+        return f"{name} ({role}) signed the {of} on {when} with the key {fingerprint(key)}: {now_is}"
 
 
 class Seen(NamedTuple):

@@ -97,6 +97,7 @@ def facts(record: RunRecord) -> dict[str, Any]:
         "guarantee": {name: [line for line in lines if mark in line] for name, mark in _LINES.items()},
         "rows": [_row(group, content) for group in rows],
         "records": records if records >= SMALLEST_SHOWN else None,
+        "trained_on": f"Trained on {records:,} {content.unit.unit}s." if records >= SMALLEST_SHOWN else None,
         "epsilon": _most([group.at_most for group in rows]),
         "delta": _most([group.delta for group in rows]),
         "spends": content.suppressed.get("epsilon_spent", "").replace(
@@ -105,7 +106,7 @@ def facts(record: RunRecord) -> dict[str, Any]:
         "simulated": "The budgets are SIMULATED: they were assigned at random, not chosen." * content.simulated,
         "held_out": list(content.tested[:1]),
         "served_worst": content.accuracy and content.accuracy.served_worst,
-        "signatures": [f"{one}." for one in record.signed],
+        "signatures": [f"{one.told(str(one.values.get('date'))[:10])}." for one in record.signed],
         "scores": list(_scores(content)),
         "columns": list(_columns(record.path)),
     }

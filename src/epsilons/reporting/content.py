@@ -227,7 +227,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         simulated=settings.metadata.simulated,
         key_left=record.key_left,
         summary=(
-            sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
+            sentences.promise(plan, shown, settings.subset_records, settings.registry_id, _are_declared(settings)),
             *_conditions(settings, runs, audited),
             sentences.kept(plan.unit, is_seeded, record.is_bound, stated.read_off, stated.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
@@ -328,6 +328,12 @@ def _runs(settings: RunSettings) -> Runs | None:
     if slot is None or not slot.of:
         return None if records is None else Runs(1, 1, records)
     return Runs(slot.number, slot.of, records)
+
+
+def _are_declared(settings: RunSettings) -> bool:
+    """Whether the config takes each budget from a tier: then nobody has another one. It follows from no choice."""
+    budgets = (settings.metadata.config or {}).get("budgets") or {}
+    return settings.registry_id is None and bool(budgets.get("tiers") or budgets.get("risks"))
 
 
 def is_chosen(record: RunRecord) -> bool:

@@ -116,7 +116,7 @@ Columns: TypeAlias = Sequence[Mapping[str, Mapping[str, str]]]
 
 
 def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
-    """Which plan protects each tier best, and which costs the smallest tier most, by the numbers that are shown."""
+    """Which plan protects each tier best, or costs the strictest and the smallest tier most, by what is shown."""
     tiers = [tier for tier in columns[0][COUNT] if all(tier in column[COUNT] for column in columns)]
     sizes = {tier: min(_numbers([column[COUNT][tier] for column in columns]), default=0.0) for tier in tiers}
     smallest = min(filter(sizes.__getitem__, tiers), key=sizes.__getitem__, default=None)
@@ -124,10 +124,16 @@ def compared(names: Sequence[str], columns: Columns, unit: Unit) -> str:
     if smallest is None:
         return f"{hidden} The plans have no tier in common that is shown.".lstrip()
     said = [hidden, _least_odds(names, columns, tiers)]
+    strictest = tiers[0]  # rows are strictest first
+    if strictest != smallest:
+        costs = "; ".join(_costs(names, columns, strictest))
+        said.append(
+            f"The strictest tier{' that is shown' if hidden else ''} is {_called(strictest, columns)}: {costs}."
+        )
     said.append(f"The smallest tier{' that is shown' if hidden else ''} is {_called(smallest, columns)}")
-    costs = _costs(names, columns, smallest)
+    costs = "; ".join(_costs(names, columns, smallest))
     more = " or more" if len({column[COUNT][smallest] for column in columns}) > 1 else ""
-    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s{more}): {'; '.join(costs)}."
+    return f"{' '.join(filter(None, said))} ({sizes[smallest]:,.0f} {unit}s{more}): {costs}."
 
 
 def _called(tier: str, columns: Columns) -> str:

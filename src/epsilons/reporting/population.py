@@ -115,7 +115,7 @@ _IN_REGISTRY = (
 )
 _OF_LEVELS = (
     "Neither accuracy per budget nor per class and budget is shown: the groups of this run are levels of lifetime "
-    "budgets, and people of one tier are in several of them."
+    "budgets, and people of one tier may be in several of them."
 )
 _ADD_UP = (
     "The epsilons of several runs on the same people add up, unless the runs share one plan. Runs that overlap in some "
@@ -341,22 +341,30 @@ class Evaluation:
     def served_worst(self) -> str | None:
         """The lowest accuracy of those with enough test records, in words; None if none is below that of all.
 
-        It names only one whose 95 % interval is below that of all.
+        It names only one whose 95 % interval is below that of all other test records.
         """
         average = 100 * (self.overall.accuracy or 0.0)
         rated = [(100 * (one.accuracy or 0.0), label, one) for label, one in self._rated()]
         if not any(rate < average for rate, *_ in rated):
             return None
         first = f"Served worst, of those with {SMALLEST_SHOWN} test records or more:"
-        below = [(rate, label, one) for rate, label, one in rated if one.is_below(self.overall)]
+        below = [(rate, label, one) for rate, label, one in rated if one.is_below(self._others(one))]
         if not below:
-            return f"{first} not distinguishable. No interval lies below that of all."
+            return f"{first} not distinguishable. No interval lies below that of all other test records."
         rate, label, worst = min(below, key=itemgetter(0))
         low, high = 100 * (worst.low or 0.0), 100 * (worst.high or 0.0)
         return (
             f"{first} {label}, {rate:.1f}\u00a0% right ({low:.1f} to {high:.1f}\u00a0%), of {worst.records:,}. All: "
             f"{average:.1f}\u00a0%."
         )
+
+    def _others(self, one: Accuracy) -> Accuracy:
+        """All test records but these."""
+        records = (self.overall.records or 0) - (one.records or 0)
+        right = (self.overall.accuracy or 0.0) * (self.overall.records or 0) - (one.accuracy or 0.0) * (
+            one.records or 0
+        )
+        return Accuracy.of("others", min(max(right, 0.0), records), max(records, 0))
 
     def _rated(self) -> list[tuple[str, Accuracy]]:
         """Labels and accuracies of enough test records."""

@@ -34,11 +34,18 @@ AUDITED_ON = {
 }
 
 
-def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, registry: str | None = None) -> str:
+def promise(
+    plan: Plan,
+    rows: Sequence[DisplayRow],
+    subset: int | None = None,
+    registry: str | None = None,
+    all_declared: bool = False,
+) -> str:
     """The budgets that the records were promised.
 
     subset    how many of them this run trained on, if not all
     registry  id of the registry that the run is charged to; the budgets are then for lifetimes
+    all_declared  True if by the run's config nobody has a budget that it does not declare as a tier
     """
     size = f"{plan.records:,}" if plan.records >= SMALLEST_SHOWN else f"fewer than {SMALLEST_SHOWN}"
     count = f"{size if subset is None else f'{subset:,} of {size}'} records"
@@ -50,10 +57,10 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
         f"{trained}. Each record has {'a' if registry is None else 'one'} privacy budget ε{whose}: a limit on how much "
         f"anyone can learn about that one record from {released}. A smaller ε protects more."
     )
-    return of_unit(f"{first}{_budgets(rows, registry is not None)}", plan.unit)
+    return of_unit(f"{first}{_budgets(rows, all_declared)}", plan.unit)
 
 
-def _budgets(rows: Sequence[DisplayRow], lifelong: bool) -> str:
+def _budgets(rows: Sequence[DisplayRow], all_declared: bool) -> str:
     """The budgets of a few rows, to be put after what a budget is."""
     if all(row.epsilon is None and row.at_most is None and row.records is None for row in rows):
         return ""
@@ -62,7 +69,8 @@ def _budgets(rows: Sequence[DisplayRow], lifelong: bool) -> str:
         return f" The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
     if any(row.records is None for row in rows):
         what = "The tiers are" if any(row.tier for row in rows) else "The promise is"
-        return f" {what} {_promises(rows, 'ε')}. A record may have another budget, which is not shown."
+        other = "" if all_declared else " A record may have another budget, which is not shown."
+        return f" {what} {_promises(rows, 'ε')}.{other}"
     return f" Of these records, {_promises(rows)}."
 
 

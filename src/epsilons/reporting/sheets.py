@@ -90,7 +90,12 @@ def _page(file: Path, content: Content, values: Mapping[str, Any]) -> str:
     stated = {name: getattr(content.about, name, None) for name in ("legal_basis", "recipients", "retention")}
     stated["others"] = "; ".join(_choice(name, right, texts) for name, right in values["others"].items())
     named |= stated
-    holds = {"always", *(name for name, text in stated.items() if text), *_conditions(content, values["right"])}
+    holds = {
+        "always",
+        "rights",
+        *(name for name, text in stated.items() if text),
+        *_conditions(content, values["right"]),
+    }
     shown = {name: [text for key, text in texts[name].items() if key in holds] for name in SECTIONS}
     filled = {name: "\n\n".join(map(str.strip, parts)).format_map(named) for name, parts in shown.items()}
     sections = {name: text.split("\n\n") for name, text in filled.items()}

@@ -293,6 +293,9 @@ FOLDER = (
 )
 
 
+AUDIT = "Of the audit, the version for release has the verdict at most. Its numbers are internal."
+
+
 def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited | None) -> tuple[str, ...]:
     """What may be published, and what not."""
     if not release:
@@ -302,7 +305,8 @@ def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited
         page = "This version of the report may be published."
     else:
         page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
-    return page, model(record, origins, audited), FOLDER
+    audit = [AUDIT] if audited is not None and not release else []
+    return page, model(record, origins, audited), FOLDER, *audit
 
 
 def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
