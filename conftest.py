@@ -26,6 +26,9 @@ if BESIDE.is_dir():
     os.environ.setdefault("EPSILONS_DATA", str(BESIDE))
 
 
+#: Tests fork, and torch hangs in the child of a process that computed with several threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 #: Modules of extras that are not installed have no examples to run.
 EXTRAS = {"nvflare": "src/epsilons/nvflare", "starlette": "src/epsilons/cli/serve.py"}
 collect_ignore = [path for package, path in EXTRAS.items() if find_spec(package) is None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -39,8 +38,6 @@ STEPS = 150
 IDS = [f"zz{i:03d}" for i in range(60)]
 TRAIN = ["train", "people.toml", "--run-dir", "runs/one", "--continue"]
 JOB = [*TRAIN, "-q"]
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["test_operate", "epsilons.cli.train_config"])
 CHARGED = [*TRAIN, "--registry", URL, "--share", "0.5", "-q"]
 
 
@@ -54,26 +51,19 @@ def here(tmp_path, monkeypatch):
 
 
 def job(arguments: list[str], seconds: float | None = None, by: int = signal.SIGKILL) -> int:
-    """The exit code of the command in a process that is killed after some seconds; a negative number for a signal.
-
-    The process is forked from a server that computed nothing: torch hangs in the child of a process whose threads it
-    used.
-    """
-    made = SERVER.Process(target=_in_child, args=(os.getcwd(), arguments))
-    made.start()
+    """The exit code of the command in a process that is killed after some seconds; a negative number for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        code = 99
+        try:
+            code = program.epsilons(*arguments).code
+        finally:
+            os._exit(code)
     if seconds is not None:
         time.sleep(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(made.pid or 0, by)
-    made.join()
-    assert made.exitcode is not None
-    return made.exitcode
-
-
-def _in_child(folder: str, arguments: list[str]) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.chdir(folder)
-    os._exit(program.epsilons(*arguments).code)
+        os.kill(pid, by)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def begin_again() -> None:

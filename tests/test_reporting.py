@@ -1626,6 +1626,9 @@ def test_fewer_than_20_test_records_are_marked_and_never_called_served_worst(tmp
     assert few.count('<tr class="few"') == 1  # 19 of the stricter budget
     assert re.search('<tr class="few">.*<td data-label="accuracy">', few)
     assert few.count("too few to tell") == 2
+    rest = of_cells(tmp_path / "rest", two, [[[47, 50], [47, 50]], [[20, 27], [20, 27]]])
+    assert wilson(40, 54)[1] > wilson(134, 154)[0]  # it overlaps that of all, which contains it
+    assert "test records or more: class class 1, 74.1 % right" in pages(rest)[0]
     same = of_cells(tmp_path / "same", two, [[[30, 60], [30, 60]], [[30, 60], [30, 60]]])
     assert not {"Served worst", "too few"} & {words for words in ("Served worst", "too few") if words in pages(same)[0]}
 

@@ -221,6 +221,7 @@ def _show(rows: list[dict[str, Any]], what: str, out: Console) -> None:
         out.print("All records take part: the config leaves out none.")
         return
     show_table((["file", what, "count"], [list(row.values()) for row in rows]), out, left=2)
+    out.print("Internal: a count before and one after show that somebody left.")
 
 
 def _of_run(config: Config, folder: Path, run: Path, joins: list[Consent]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def show_all(registry: Registry, as_json: bool) -> None:
         print(json.dumps(found.to_dict(), indent=1))
         return
     out = console()
-    out.print(f"Registry {found.registry}: {found.people} people, {found.events:,} events", style="bold")
+    title = f"Registry {found.registry}: {found.people} people, {found.events:,} events. Internal: do not publish."
+    out.print(title, style="bold")
     out.print(
         "Lifetime budgets. Share used: spent and reserved, on average over all who are enrolled, also those in no run."
     )
