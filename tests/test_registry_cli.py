@@ -420,7 +420,7 @@ def test_a_run_states_its_registry_and_no_url(people):
         assert report["registry"] == shown()["registry"]
         assert shown()["registry"] in report["guarantee"]
         assert "one lifetime budget there" in " ".join(report["summary"])
-        assert "None of it was charged" in " ".join(report["summary"])
+        assert "It is not charged, and this report does not know of it" in " ".join(report["summary"])
 
 
 def test_an_interrupted_run_resumes_with_the_people_that_it_reserved(interrupted):
