@@ -353,12 +353,12 @@ def test_the_verdict_names_the_plan_that_protects_each_tier_best_and_what_the_sm
         {"careful": careful, "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
     ).verdict
     assert (careful.noise_multiplier > bold.noise_multiplier).tolist() == [True, False]
-    assert "Guesses are right least often: under careful for strict and open." in verdict
+    assert "In whole guesses of 100, they are right least often: under careful for strict and open." in verdict
     rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
     assert rights[0] < rights[1]
     shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"
     assert (
-        f"The smallest tier is strict (400 records): guesses about it are right most often under bold {shown}"
+        f"The smallest tier is strict (400 records): in whole guesses, those about it are right most often under bold {shown}"
         in verdict
     )
     signals = [plan.counts * plan.sample_rate / plan.noise_multiplier for plan in (careful, bold)]

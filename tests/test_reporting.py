@@ -1569,7 +1569,7 @@ def test_odds_of_the_run_are_told_from_those_of_the_promise(tmp_path, two):
             assert sentence.endswith(f" The promise allows {promised}.")
             assert f"at most {row['right_guesses']} of 100 right" in page
         assert "right at most, in this run, whatever they know" in page
-        assert "of this run, as its plan certifies them. The promise ε is the upper limit" in values["odds"][-1]
+        assert "ε at δ is one point of it. The promise ε is the upper limit" in values["odds"][-1]
     merged = make_run(tmp_path / "merged", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
     values, page = both(merged)[1], pages(merged)[1]
     assert "odds are of the promise ε, which is the upper limit" in values["odds"][-1]

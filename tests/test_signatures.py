@@ -118,7 +118,7 @@ def test_the_digest_on_the_page_of_a_plan_is_the_one_that_sign_verify_and_ledger
     assert "that in plan.json is of the whole file" in shown[0][0]
     assert json.loads(Path("plan.json").read_text())["digest"] != digest
     assert json.loads((RUN / "ledger.jsonl").read_text().split("\n")[0])["plan"] == digest
-    line = f"{digest} digest of the plan's numbers, as on its page and in the ledger"
+    line = f"{digest} digest of the plan's numbers, as on its page and in the ledger; internal"
     as_me = ("--new-key", "mine.pem", "--name", "B. Berg", "--role", "Chair")
     epsilons("sign", "plan.json", *as_me).succeeded(line)
     assert " ".join(epsilons("verify", "plan.json").out.split()).count(line) == 3

@@ -203,7 +203,11 @@ def sign_command(
 def _of_numbers(signed: Signature) -> str:
     """A line with the digest of the plan that was seen, as its page shows it; "" without one."""
     digest = signed.values.get("plan")
-    return f"\n{printable(digest)}  digest of the plan's numbers, as on its page and in the ledger" if digest else ""
+    return (
+        f"\n{printable(digest)}  digest of the plan's numbers, as on its page and in the ledger; internal"
+        if digest
+        else ""
+    )
 
 
 def verify_command(

@@ -203,11 +203,11 @@ class Consent:
         """What the join found, file by file, in counts that follow the rule of 20."""
         matched = {what: n for what, n in self.counts.items() if what == "matched"}
         out = shown_counts({what: n for what, n in self.counts.items() if what not in matched})
-        several = {what for what in out if what not in self.counts}
-        names = {what: f"one or more of {what}" if what in several else what for what in out}
-        found = shown_counts(matched) | {f"not in: {names[what]}": count for what, count in out.items()}
-        if any(what.startswith("withdrawn by") for what in out):  # as a number of their own
-            found |= shown_counts(self.months)
+        found = shown_counts(matched)
+        for what, count in out.items():
+            found[f"not in: {what if what in self.counts else f'one or more of {what}'}"] = count
+            if what.startswith("withdrawn by") and what in self.counts:  # as a number of their own
+                found |= shown_counts(self.months)
         if self.ids is not None:  # none is no secret: with some, training is refused
             counted = shown_counts({"spellings not decided": self.spellings})
             found |= counted if self.spellings else dict.fromkeys(counted, "none")

@@ -143,11 +143,15 @@ def of_merged(row: DisplayRow, delta: float | None, declared: Mapping[float, Seq
         return ""
     if not row.tiers:
         right = right_of_promise(row.at_most or 0.0, delta)
-        return f"at most those of ε\u00a0=\u00a0{number(row.at_most or 0.0)}: {_limit(right)}"
-    return "; ".join(f"{name}: {_limit(right_of_tier(epsilon, delta, declared))}" for name, epsilon in row.tiers)
+        return f"at most those of ε\u00a0=\u00a0{number(row.at_most or 0.0)}: {limit_of(right)}"
+    return "; ".join(f"{name}: {limit_of(right_of_tier(epsilon, delta, declared))}" for name, epsilon in row.tiers)
 
 
-def _limit(right: int) -> str:
+def limit_of(right: int) -> str:
+    """
+    >>> limit_of(100), limit_of(56)
+    ('no limit (100 of 100)', 'at most 56 of 100')
+    """
     return "no limit (100 of 100)" if right == 100 else f"at most {right} of 100"
 
 
@@ -196,8 +200,8 @@ def sentence(right: int, *, shares_declared: bool, unit: str = "record") -> str:
         knows, asks = "the list and everyone else's data", "your data were used" if person else "your row was used"
     knows = knows if person else knows.replace("everyone else's data", "all other rows")
     return (
-        f"Someone who knows {knows}, and guesses at even odds whether {asks}, is right at most {right} of 100 times; "
-        "50 by tossing a coin."
+        f"Someone who knows {knows}, and guesses at even odds whether {asks}, is right at most {right} of 100 times"
+        f"{', which is no limit' * (right == 100)}; 50 by tossing a coin."
     )
 
 

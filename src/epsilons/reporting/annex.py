@@ -29,7 +29,7 @@ from ..core.files import UNWRITTEN, as_json, write_json, write_text
 from ..errors import RunError
 from ..ledger import model_file
 from ..ledger.run_folder import now
-from ..planning import display
+from ..planning import display, risk_profile
 from .content import Content, Group, make_content
 from .html import annex_page
 from .load_run import RunRecord, load_run
@@ -156,9 +156,8 @@ def _row(group: Group, content: Content) -> str:
     if group.epsilon_spent is not None and group.epsilon is not None:
         spent = f"certified for the whole plan: {display.rounded_spend(group.epsilon_spent, group.epsilon)}"
     delta = None if group.delta is None else f"δ\u00a0=\u00a0{group.delta:g}"
-    odds = (
-        None if group.right_guesses is None else f"{group.odds_of} at most {group.right_guesses} of 100 guesses right"
-    )
+    right = group.right_guesses
+    odds = None if right is None else f"{group.odds_of} {risk_profile.limit_of(right)} guesses right"
     odds = f"right guesses {group.odds_of}: {group.bounds}" if group.bounds else odds
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""

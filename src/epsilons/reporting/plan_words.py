@@ -150,7 +150,7 @@ def _least_odds(names: Sequence[str], columns: Columns, tiers: Sequence[str]) ->
             how = f"under {found[0]}" if found[0] else "the same under all"
             least.setdefault(how, []).append(_called(tier, columns))
     said = "; ".join(f"{how} for {listed(those)}" for how, those in least.items())
-    return f"Guesses are right least often: {said}." if said else ""
+    return f"In whole guesses of 100, they are right least often: {said}." if said else ""
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
     odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
     if found := next(filter(None, odds), None):
         how = f"most often under {found[0]}" if found[0] else "equally often under all"
-        yield f"guesses about it are right {how} ({found[1]})"
+        yield f"in whole guesses, those about it are right {how} ({found[1]})"
     for title, what in ((INFLUENCE, "influence over all steps"), (SHARE, "share of the signal of its plan")):
         if found := _extreme(names, columns, title, tier, min):
             how = f"is smallest under {found[0]}" if found[0] else "is the same under all"

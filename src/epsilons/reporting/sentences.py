@@ -15,12 +15,12 @@ MOST_LISTED = 4
 
 #: Where the odds of a report come from: in few words, and as the sentence after them.
 ODDS_OF = {
-    "in this run": "These odds are of this run, as its plan certifies them. The promise ε is the upper limit: "
-    "sheets for people state its odds.",
+    "in this run": "These odds are of this run, from the whole curve that its plan certifies; ε at δ is one point of "
+    "it. The promise ε is the upper limit: sheets for people state its odds.",
     "by the promise": "These odds are of the promise ε, which is the upper limit. Those of this run alone are no "
     "higher.",
     "over a lifetime": "These odds are of the lifetime promise, which is the upper limit for all runs together. "
-    "(ε, δ) alone would allow a little more; the guarantee names that for ε = 1.",
+    "They are a little below what ε and δ alone allow, because the account certifies a whole curve.",
 }
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."

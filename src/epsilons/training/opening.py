@@ -198,6 +198,8 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         _check_lines(ledger, run.state)
         _check_persons(run_dir, run.state, inputs)
         ledger.check(folder.read_settings(), folder.settings)
+        if folder.key_file() not in ("", ledger.key_file):
+            _counted(plan, inputs)  # what a copy goes on with is another run
         # No key if it was lost, or if this folder is a copy.
         key = folder.read_key() if folder.key_file() == ledger.key_file else None
         run.randomness = run.randomness.renewed(ledger.epoch) if key is None else replace(run.randomness, key=key)
