@@ -29,6 +29,7 @@ from epsilons.core.mechanism import SampledGaussian
 from epsilons.draws import persons_rows, randomness
 from epsilons.draws.randomness import sample_hash
 from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
+from epsilons.ledger import plan_folder
 from epsilons.ledger.ledger import line_hash, read_charges
 from epsilons.training import checkpoints
 from functional import Model
@@ -642,7 +643,11 @@ COPIES: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize(("how", "is_seeded"), share(product(COPIES, [True, False]), 2))
-def test_a_copied_folder_gets_another_key_and_the_original_keeps_its_bits(how, is_seeded, tmp_path):
+def test_a_copied_folder_gets_another_key_and_counts_and_the_original_keeps_its_bits(
+    how, is_seeded, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(plan_folder.VARIABLE)
     seed = {} if is_seeded else {"seed": None}
     Trained(tmp_path / "original", **seed).run(20)
     key = (tmp_path / "original" / "secret" / "key").read_bytes()
@@ -656,9 +661,12 @@ def test_a_copied_folder_gets_another_key_and_the_original_keeps_its_bits(how, i
     assert epochs(tmp_path / "original") == [0]
     if is_seeded:
         assert original.bits() == uninterrupted()
+    counted = json.loads((tmp_path / "original" / "run.json").read_text())["counted"]
+    assert plan_folder.count(counted) == plan_folder.Count(2, 2, 0, 0)
     again = Trained(tmp_path / "copy", resume=True, **seed).run()  # in its place it goes on as any run does
     assert epochs(tmp_path / "copy") == [0, 1]
     assert again.private.ledger.charged == (STEPS,)
+    assert plan_folder.count(counted) == plan_folder.Count(2, 2, 0, 0)
 
 
 def brought_back(run_dir: Path) -> None:

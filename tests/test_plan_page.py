@@ -357,10 +357,8 @@ def test_the_verdict_names_the_plan_that_protects_each_tier_best_and_what_the_sm
     rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
     assert rights[0] < rights[1]
     shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"
-    assert (
-        f"The smallest tier is strict (400 records): in whole guesses, those about it are right most often under bold {shown}"
-        in verdict
-    )
+    worst = "in whole guesses, those about it are right most often under bold"
+    assert f"The smallest tier is strict (400 records): {worst} {shown}" in verdict
     signals = [plan.counts * plan.sample_rate / plan.noise_multiplier for plan in (careful, bold)]
     parts = [
         f"{name} {100 * one[0] / one.sum():.0f}\u00a0%" for name, one in zip(("careful", "bold"), signals, strict=True)
