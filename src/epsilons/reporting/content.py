@@ -81,7 +81,8 @@ class Runs:
 class Signed:
     """A signature: who signed the "plan", "run" or "release" on which day, and whether it fits what is there now.
 
-    key  fingerprint of the key, which is proven; name and role are what its holder wrote. None if the file is damaged
+    date  a day for release, else a minute in UTC
+    key   fingerprint of the key, which is proven; name and role are what its holder wrote. None if the file is damaged
     """
 
     of: str
@@ -240,7 +241,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         unit=unit,
         joined=population.joined(settings.metadata.consent, release),
         publish=what_to_publish(record, release, stated, audited),
-        signatures=(*map(_signed, record.signed), *map(_signed, record.released)),
+        signatures=_signatures(record, release),
         origins=stated,
         audited=audited,
         registry=settings.registry_id,
@@ -259,10 +260,16 @@ def make_content(record: RunRecord, release: bool) -> Content:
     )
 
 
-def _signed(one: Signature) -> Signed:
+def _signatures(record: RunRecord, release: bool) -> tuple[Signed, ...]:
+    """Of the plan, the run and its release; with the minute in UTC, for release with the day."""
+    return tuple(_signed(one, release) for one in (*record.signed, *record.released))
+
+
+def _signed(one: Signature, release: bool) -> Signed:
     name, role, date, key = (one.values.get(what) for what in ("name", "role", "date", "public_key"))
     of = one.values.get("of", "release")  # a damaged one of plan or run is refused
-    return Signed(of, name, role, date and date[:10], key and fingerprint(key), not one.wrong)
+    when = date and (date[:10] if release else f"{date[:10]} {date[11:16]} UTC")
+    return Signed(of, name, role, when, key and fingerprint(key), not one.wrong)
 
 
 def _rows(

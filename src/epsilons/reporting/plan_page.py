@@ -246,6 +246,8 @@ def _beside(title: str, columns: Sequence[Mapping[str, str]], labels: Iterable[s
 def of_plan(page: PlanPage) -> dict[str, str]:
     """What a comparison shows of a plan: text by name."""
     found = {f"{page.plan.unit}s": f"{page.plan.records:,}", **page.facts}
+    if page.bars:
+        found["signal over noise, uniform is 1"] = f"{page.bars[0].signal:.2f}"
     return {name: text for name, text in found.items() if name != "made by" and "digest" not in name}
 
 
