@@ -44,7 +44,7 @@ FOR_AUTHORS = {
         "Which of these data are special categories?",
         "Are data transferred to third countries?",
         "How are people informed, and how do they use their rights?",
-        "Were other models trained on these people, or attacks on the model made?",
+        "Were other models trained on these people?",
         "What can go wrong for people if the model is wrong or unfair?",
         "How are data, run folder and keys secured?",
         "What did the data protection officer advise?",

@@ -353,11 +353,11 @@ def test_the_verdict_names_the_plan_that_protects_each_tier_best_and_what_the_sm
         {"careful": careful, "bold": bold}, {"careful": NAMES, "bold": NAMES | {"strict": 1.0}}
     ).verdict
     assert (careful.noise_multiplier > bold.noise_multiplier).tolist() == [True, False]
-    assert "In whole guesses of 100, they are right least often: under careful for strict and open." in verdict
+    assert "Right guesses of 100, in whole numbers, are fewest: under careful for strict and open." in verdict
     rights = [int(risk_profile.right_guesses(plan)[0]) for plan in (careful, bold)]
     assert rights[0] < rights[1]
     shown = f"(right guesses of 100 under the plan: careful {rights[0]}, bold {rights[1]})"
-    worst = "in whole guesses, those about it are right most often under bold"
+    worst = "right guesses about it, in whole numbers, are most under bold"
     assert f"The smallest tier is strict (400 records): {worst} {shown}" in verdict
     signals = [plan.counts * plan.sample_rate / plan.noise_multiplier for plan in (careful, bold)]
     parts = [

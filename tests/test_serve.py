@@ -103,7 +103,7 @@ def test_moved_tiers_keep_their_names_and_kept_plans_are_compared():
         assert {tuple(name for name, _ in cells) for cells in one.values()} == {("1", "4")}
     verdict = made.post("/compare", json={"controls": controls, "plans": kept}).json()["verdict"]
     assert (
-        "In whole guesses of 100, they are right least often: the same under all for 1 and 4." in verdict
+        "Right guesses of 100, in whole numbers, are fewest: the same under all for 1 and 4." in verdict
     )  # Scale solves each on its own
     assert "The smallest tier is 1 (" in verdict
     assert "its share of the signal of its plan is smallest under plan A" in verdict
@@ -235,7 +235,7 @@ def test_three_controls_are_moved_compared_saved_and_kept_over_a_reload(tmp_path
             page.run("strategy = document.querySelector('#strategy'); strategy.value = 'sample'; strategy.onchange()")
             page.wait(FINAL)
             page.run("document.querySelector('#keep').click()")
-            page.wait("document.querySelector('#versus').textContent.startsWith('In whole guesses of 100')")
+            page.wait("document.querySelector('#versus').textContent.startsWith('Right guesses of 100')")
             shown = page.run("document.querySelector('#tables').innerText")
             assert page.run("document.querySelector('#cells tbody th').textContent") == "1"
             assert "certified by pld" in page.run("document.querySelector('#title').textContent")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from epsilons.draws.randomness import BLOCK, Randomness, key_from_seed
 from epsilons.training import Performance, Records, RunFolder
 from options import fit_flat
 from ranked import Processes, Stopped, wait_until
+from shares import share
 from small_runs import blocks_of
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -252,8 +254,7 @@ def check_matches_one_process(options: dict[str, Any], ranks: Processes) -> tupl
 # -- as one process would ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lora", "transformer"])
+@pytest.mark.parametrize(("name", "size"), share(product(["mlp", "cnn", "lora", "transformer"], [1, 2, 4]), 4))
 def test_weights_are_those_of_one_process_and_each_rank_holds_its_share(name, size, groups):
     alone, outcomes = check_matches_one_process({"name": name, "optimizer": torch.optim.Adam}, groups[size])
     shares = [rank["held"] / alone["held"] for rank in outcomes]
@@ -330,7 +331,10 @@ def test_a_seed_gives_the_same_run_on_any_number_of_ranks_of_a_sharded_model(gro
 
 @pytest.mark.parametrize(
     ("name", "size", "batch_size", "largest"),
-    [("mlp", 2, 2.0, 1), ("cnn", 2, 3.0, 2), ("lora", 4, 3.0, 2), ("transformer", 4, 3.0, 2), ("mlp", 4, 12.0, 2)],
+    share(
+        [("mlp", 2, 2.0, 1), ("cnn", 2, 3.0, 2), ("lora", 4, 3.0, 2), ("transformer", 4, 3.0, 2), ("mlp", 4, 12.0, 2)],
+        3,
+    ),
 )
 def test_ranks_with_few_records_or_none_keep_in_step(name, size, batch_size, largest, groups):
     made = plan(batch_size)
@@ -350,8 +354,9 @@ def test_persons_with_several_rows(groups):
         check_matches_one_process({"budgets": people, "made": made, "largest": 6, "persons": person}, groups[size])
 
 
-@pytest.mark.parametrize(("size", "batch_size"), [(2, 10.0), (4, 3.0)])
-@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize(
+    ("engine", "size", "batch_size"), share([(e, *one) for e in ("auto", "loop") for one in ((2, 10.0), (4, 3.0))], 2)
+)
 def test_records_that_are_not_finite_contribute_nothing_on_any_rank(engine, size, batch_size, groups):
     """Some are replayed, and some only fill a rank's share."""
     options = {"broken": tuple(range(0, RECORDS, 5)), "made": plan(batch_size), "largest": 3, "engine": engine}
@@ -422,8 +427,7 @@ def test_a_killed_rank_stops_the_others_and_the_run_resumes(tmp_path, pair):
 # -- checkpoints ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-@pytest.mark.parametrize("name", ["mlp", "lora"])
+@pytest.mark.parametrize(("name", "optimizer"), share(product(["mlp", "lora"], [torch.optim.SGD, torch.optim.Adam]), 2))
 def test_a_run_resumes_to_the_same_bits_on_as_many_ranks(name, optimizer, pair, tmp_path):
     options = {"name": name, "optimizer": optimizer}
     expected = pair.together(on_each, {**options, "run_dir": tmp_path / "whole"})

@@ -157,7 +157,7 @@ def _row(group: Group, content: Content) -> str:
         spent = f"certified for the whole plan: {display.rounded_spend(group.epsilon_spent, group.epsilon)}"
     delta = None if group.delta is None else f"δ\u00a0=\u00a0{group.delta:g}"
     right = group.right_guesses
-    odds = None if right is None else f"{group.odds_of} {risk_profile.limit_of(right)} guesses right"
+    odds = None if right is None else f"right guesses {group.odds_of}: {risk_profile.limit_of(right)}"
     odds = f"right guesses {group.odds_of}: {group.bounds}" if group.bounds else odds
     name = f"ε {group.label}" if group.merged else f"ε\u00a0=\u00a0{group.label}"
     tier = f" (“{group.tier}”)" if group.tier else ""

@@ -150,15 +150,15 @@ def _least_odds(names: Sequence[str], columns: Columns, tiers: Sequence[str]) ->
             how = f"under {found[0]}" if found[0] else "the same under all"
             least.setdefault(how, []).append(_called(tier, columns))
     said = "; ".join(f"{how} for {listed(those)}" for how, those in least.items())
-    return f"In whole guesses of 100, they are right least often: {said}." if said else ""
+    return f"Right guesses of 100, in whole numbers, are fewest: {said}." if said else ""
 
 
 def _costs(names: Sequence[str], columns: Columns, tier: str) -> Iterator[str]:
     """Under which plan a tier is guessed most often, and where its influence and its share of a signal are smallest."""
     odds = (_extreme(names, columns, title, tier, max) for title in (BY_PLAN, BY_PROMISE))
     if found := next(filter(None, odds), None):
-        how = f"most often under {found[0]}" if found[0] else "equally often under all"
-        yield f"in whole guesses, those about it are right {how} ({found[1]})"
+        how = f"most under {found[0]}" if found[0] else "as many under all"
+        yield f"right guesses about it, in whole numbers, are {how} ({found[1]})"
     for title, what in ((INFLUENCE, "influence over all steps"), (SHARE, "share of the signal of its plan")):
         if found := _extreme(names, columns, title, tier, min):
             how = f"is smallest under {found[0]}" if found[0] else "is the same under all"

@@ -69,7 +69,7 @@ def _budgets(rows: Sequence[DisplayRow], all_declared: bool) -> str:
         return f" The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
     if any(row.records is None for row in rows):
         what = "The tiers are" if any(row.tier for row in rows) else "The promise is"
-        other = "" if all_declared else " A record may have another budget, which is not shown."
+        other = "" if all_declared else " Other budgets, if any record has one, are not shown."
         return f" {what} {_promises(rows, 'ε')}.{other}"
     return f" Of these records, {_promises(rows)}."
 

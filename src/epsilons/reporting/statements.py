@@ -293,6 +293,11 @@ FOLDER = (
 )
 
 
+PAGES = (
+    "Internal, too: plans, their pages and comparisons, pages of attacks, and what epsilons consent check, registry "
+    "show and verify print. Sheets for people, the model card, and annexes that their authors completed may be given "
+    "away."
+)
 AUDIT = "Of the audit, the version for release has the verdict at most. Its numbers are internal."
 
 
@@ -305,8 +310,8 @@ def publish(record: RunRecord, release: bool, origins: Origins, audited: Audited
         page = "This version of the report may be published."
     else:
         page = "This version of the report is a draft for internal use until the run is closed. Then make it again."
-    audit = [AUDIT] if audited is not None and not release else []
-    return page, model(record, origins, audited), FOLDER, *audit
+    others = [] if release else [PAGES, *([] if audited is None else [AUDIT])]
+    return page, model(record, origins, audited), FOLDER, *others
 
 
 def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
