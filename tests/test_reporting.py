@@ -1256,6 +1256,16 @@ def test_a_release_shows_declared_tiers_and_no_sizes_where_people_chose(tmp_path
     assert "show by their difference" in release["suppressed"]["accuracy_per_group"]
 
 
+@pytest.mark.parametrize("column", [None, "slack"])
+def test_a_release_says_that_others_may_have_another_budget_unless_the_config_excludes_it(tmp_path, two, column):
+    """With a column of deltas, one person's may be another than the one that is shown."""
+    tiers = {"strict": 0.5, "open": 2.0}
+    budgets = {"tiers": tiers, "delta": 1e-5, "delta_column": column}
+    metadata = {"simulated": False, "tiers": tiers, "config": {"budgets": budgets}}
+    said = " ".join(both(make_run(tmp_path / "run", two, metadata=metadata))[1]["summary"])
+    assert ("Other budgets, if any record has one, are not shown" in said) == (column is not None)
+
+
 def test_a_release_of_numbers_shows_one_that_nearly_all_hold_or_none(tmp_path):
     nearly = make_run(tmp_path / "nearly", of_levels([1, 2], [960, 40]), metadata={"simulated": False})
     assert [row["epsilon"] for row in both(nearly)[1]["groups"]] == [1.0]

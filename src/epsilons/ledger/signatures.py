@@ -55,9 +55,9 @@ class Signature:
     wrong: str | None = None
 
     def __str__(self) -> str:
-        return self.told(f"{str(self.values.get('date')).replace('T', ' ')[:16]} UTC")
+        return self.in_words(f"{str(self.values.get('date')).replace('T', ' ')[:16]} UTC")
 
-    def told(self, when: str) -> str:
+    def in_words(self, when: str) -> str:
         """Who signed, in words. when: the time or the day to name"""
         if not self.values:
             return f"{self.file.name} {self.wrong}"

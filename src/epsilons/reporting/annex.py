@@ -106,7 +106,7 @@ def facts(record: RunRecord) -> dict[str, Any]:
         "simulated": "The budgets are SIMULATED: they were assigned at random, not chosen." * content.simulated,
         "held_out": list(content.tested[:1]),
         "served_worst": content.accuracy and content.accuracy.served_worst,
-        "signatures": [f"{one.told(str(one.values.get('date'))[:10])}." for one in record.signed],
+        "signatures": [f"{one.in_words(str(one.values.get('date'))[:10])}." for one in record.signed],
         "scores": list(_scores(content)),
         "columns": list(_columns(record.path)),
     }

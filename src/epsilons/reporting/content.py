@@ -338,9 +338,10 @@ def _runs(settings: RunSettings) -> Runs | None:
 
 
 def _are_declared(settings: RunSettings) -> bool:
-    """Whether the config takes each budget from a tier: then nobody has another one. It follows from no choice."""
+    """Whether the config takes each budget from a tier, with one delta: then nobody can have another one."""
     budgets = (settings.metadata.config or {}).get("budgets") or {}
-    return settings.registry_id is None and bool(budgets.get("tiers") or budgets.get("risks"))
+    is_named = bool(budgets.get("tiers") or budgets.get("risks")) and not budgets.get("delta_column")
+    return settings.registry_id is None and is_named
 
 
 def is_chosen(record: RunRecord) -> bool:
